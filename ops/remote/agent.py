@@ -1,0 +1,65 @@
+"""The agent: answers requests on stdin with JSON lines on stdout for as long as the SSH channel lives.
+
+Request `{"id", "verb": "module.function", "args": {}}`; answers `{"id", "event"}`*, then `{"id", "result"}` or
+`{"id", "error": {"kind", "message", "data"}}`. Each request has a thread of its own, so a heartbeat is answered while a long
+verb streams. When stdin ends, the client is gone and the agent goes as well.
+"""
+
+import importlib
+import json
+import os
+import sys
+import threading
+
+MODULES = (
+    "engine_client",
+    "facts",
+    "guard",
+    "journal",
+    "lifecycle",
+    "lock",
+    "machine",
+    "store",
+    "watch",
+)
+
+
+class VerbError(Exception):
+    """A verb's refusal that the client understands; `data` is JSON-able."""
+
+    def __init__(self, message, **data):
+        super().__init__(message)
+        self.data = data
+
+
+def main():
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # a stray print of any library must not break the protocol
+    write_lock = threading.Lock()
+
+    def send(message):
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with write_lock:
+            view = memoryview(line)
+            while view:
+                view = view[out.write(view) :]
+
+    def answer(request):
+        number = request["id"]
+        try:
+            module, _, function = request["verb"].partition(".")
+            if module not in MODULES or function.startswith("_"):
+                raise VerbError(f"no such verb: {request['verb']}")
+            verb = getattr(importlib.import_module(f"ops.remote.{module}"), function)
+            result = verb(lambda event: send({"id": number, "event": event}), **request["args"])
+            send({"id": number, "result": result})
+        except BrokenPipeError:
+            os._exit(0)
+        except Exception as error:
+            data = getattr(error, "data", {})
+            send({"id": number, "error": {"kind": type(error).__name__, "message": str(error), "data": data}})
+
+    send({"hello": {"pid": os.getpid(), "uid": os.getuid(), "python": sys.version.split()[0]}})
+    for line in iter(sys.stdin.buffer.readline, b""):
+        threading.Thread(target=answer, args=(json.loads(line),), daemon=True).start()
+    os._exit(0)

@@ -1,0 +1,68 @@
+"""The journal: append-only JSON lines, one fsync an event.
+
+Invariant: a line is appended once, however often the client repeats the request; a torn last line (power cut) never
+swallows the next one.
+"""
+
+import json
+import os
+import time
+
+from ops.remote import lock
+from ops.remote.agent import VerbError
+
+_TAIL_BYTES = 256 * 1024
+
+
+def path_of(instance_dir):
+    return os.path.join(instance_dir, "journal.jsonl")
+
+
+def append(emit, *, instance_dir, event, fenced=True):
+    """Append `event`. Fenced: refuses when the event's run no longer owns the lock (the guard or another client acted)."""
+    if fenced:
+        holder = lock.read(instance_dir)
+        if holder is None or holder.get("run") != event["run"]:
+            raise VerbError("this run no longer owns the host", holder=holder)
+    key = {k: event[k] for k in ("run", "event", "seq") if k in event}
+    if "seq" in event and any(key.items() <= old.items() for old in tail(instance_dir)):
+        return {"appended": False}
+    write(instance_dir, event)
+    return {"appended": True}
+
+
+def write(instance_dir, event):
+    line = json.dumps({"at": round(time.time(), 3), **event}, separators=(",", ":")) + "\n"
+    fd = os.open(path_of(instance_dir), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            line = "\n" + line
+        os.write(fd, line.encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def tail(instance_dir, limit_bytes=_TAIL_BYTES):
+    """The events in the last `limit_bytes` of the journal, oldest first; torn lines are left out."""
+    try:
+        with open(path_of(instance_dir), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = max(0, size - limit_bytes)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    events = []
+    for line in lines[1 if start else 0 :]:
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            continue
+    return events
+
+
+def read(emit, *, instance_dir):
+    """The whole journal: {"events": [...]}."""
+    return {"events": tail(instance_dir, limit_bytes=1 << 40)}

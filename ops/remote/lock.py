@@ -1,0 +1,67 @@
+"""One writer a host: a file that names its owner, created by hard link, removed only by who owns it.
+
+Its modification time is the heartbeat. What a dead owner means is decided by the client (see `ops.planner`).
+"""
+
+import json
+import os
+import time
+
+from ops.remote.agent import VerbError
+
+
+def path_of(instance_dir):
+    return os.path.join(instance_dir, "lock")
+
+
+def read(instance_dir):
+    """The owner's document with `heartbeat_age_s`, or None when the host is free."""
+    path = path_of(instance_dir)
+    try:
+        with open(path, encoding="utf-8") as file:
+            owner = json.load(file)
+            owner["heartbeat_age_s"] = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
+            return owner
+    except FileNotFoundError:
+        return None
+
+
+def acquire(emit, *, instance_dir, owner):
+    """Take the lock for `owner` ({owner, host, pid, run, since, message}).
+
+    Returns {"acquired": bool, "holder": document}; the run that holds it already gets True again.
+    """
+    os.makedirs(instance_dir, exist_ok=True)
+    path = path_of(instance_dir)
+    temporary = f"{path}.{owner['run']}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(owner, file)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        holder = read(instance_dir)
+        acquired = holder is not None and holder["run"] == owner["run"]
+        return {"acquired": acquired, "holder": holder}
+    finally:
+        os.unlink(temporary)
+    return {"acquired": True, "holder": owner}
+
+
+def heartbeat(emit, *, instance_dir, run):
+    """Say that `run` lives; refuses when another owns the lock."""
+    holder = read(instance_dir)
+    if holder is None or holder["run"] != run:
+        raise VerbError("this run no longer owns the host", holder=holder)
+    os.utime(path_of(instance_dir))
+    return {}
+
+
+def release(emit, *, instance_dir, run):
+    """Compare and delete; returns {"released": bool}."""
+    holder = read(instance_dir)
+    if holder is None or holder["run"] != run:
+        return {"released": False}
+    os.unlink(path_of(instance_dir))
+    return {"released": True}

@@ -1,0 +1,176 @@
+"""The release store: content-addressed folders and the links that name them.
+
+Invariant: a folder under `releases/` without a leading dot is complete, and a link is always whole (both come by rename).
+"""
+
+import base64
+import hashlib
+import os
+import shutil
+
+from ops.remote.agent import VerbError
+
+LINKS = ("current", "last-good", "baseline", "pending")
+
+
+def fsync_dir(path):
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path, data, mode=0o644):
+    """Write `data` (bytes) so that a reader sees the old or the new file, also after a power cut."""
+    folder = os.path.dirname(path)
+    temporary = os.path.join(folder, f".{os.path.basename(path)}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        os.fchmod(fd, mode)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    except OSError:
+        os.close(fd)
+        os.unlink(temporary)
+        raise
+    os.close(fd)
+    os.rename(temporary, path)
+    fsync_dir(folder)
+
+
+def read_text(path):
+    """The file's text, or None when there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def sha256(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def prepare(emit, *, instance_dir):
+    """Make the instance's folders; refuses a root that is not ours to write."""
+    for name in ("releases", "logs", "guard"):
+        os.makedirs(os.path.join(instance_dir, name), mode=0o755, exist_ok=True)
+    return {}
+
+
+def stage(emit, *, instance_dir, release, files):
+    """Put a release folder in place. `files`: [{name, mode, content (base64), sha256}].
+
+    Returns {"changed", "repaired": [names]}. A folder that is there already is checked, and files that drifted are replaced.
+    """
+    prepare(emit, instance_dir=instance_dir)
+    folder = os.path.join(instance_dir, "releases", release)
+    if os.path.isdir(folder):
+        drifted = [f for f in files if not _same(folder, f)]
+        for file in drifted:
+            write_atomic(os.path.join(folder, file["name"]), base64.b64decode(file["content"]), file["mode"])
+        return {"changed": bool(drifted), "repaired": [f["name"] for f in drifted]}
+    temporary = os.path.join(instance_dir, "releases", f".{release}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    os.mkdir(temporary, 0o755)
+    try:
+        for file in files:
+            write_atomic(os.path.join(temporary, file["name"]), base64.b64decode(file["content"]), file["mode"])
+            if not _same(temporary, file):
+                raise VerbError(f"{file['name']} of {release} arrived with other contents than were sent")
+        os.rename(temporary, folder)
+    except (OSError, VerbError):
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    fsync_dir(os.path.dirname(folder))
+    return {"changed": True, "repaired": []}
+
+
+def _same(folder, file):
+    path = os.path.join(folder, file["name"])
+    if not os.path.isfile(path):
+        return False
+    return sha256(path) == file["sha256"] and os.stat(path).st_mode & 0o777 == file["mode"]
+
+
+def verify(emit, *, instance_dir, release, hashes):
+    """Compare a release folder with `hashes` ({name: sha256}); returns {"drifted": [names]}."""
+    folder = os.path.join(instance_dir, "releases", release)
+    drifted = []
+    for name, expected in sorted(hashes.items()):
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path) or sha256(path) != expected:
+            drifted.append(name)
+    return {"drifted": drifted}
+
+
+def links(instance_dir):
+    """{link: release id or None} for the four links."""
+    found = {}
+    for name in LINKS:
+        try:
+            found[name] = os.path.basename(os.readlink(os.path.join(instance_dir, name)))
+        except FileNotFoundError:
+            found[name] = None
+    return found
+
+
+def swap(instance_dir, link, release):
+    """Point `link` to `release` by rename; `release` None removes the link."""
+    path = os.path.join(instance_dir, link)
+    if release is None:
+        if os.path.lexists(path):
+            os.unlink(path)
+    else:
+        if not os.path.isdir(os.path.join(instance_dir, "releases", release)):
+            raise VerbError(f"release {release} is not on the host")
+        temporary = os.path.join(instance_dir, f".{link}.{os.getpid()}")
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+        os.symlink(os.path.join("releases", release), temporary)
+        os.rename(temporary, path)
+    fsync_dir(instance_dir)
+
+
+def set_link(emit, *, instance_dir, link, release):
+    """Verb form of `swap`, for the links that no other verb owns (`baseline`)."""
+    swap(instance_dir, link, release)
+    return {}
+
+
+def releases(instance_dir):
+    """[{id, staged_at (epoch s)}], oldest first."""
+    folder = os.path.join(instance_dir, "releases")
+    if not os.path.isdir(folder):
+        return []
+    found = [
+        {"id": name, "staged_at": os.stat(os.path.join(folder, name)).st_mtime}
+        for name in os.listdir(folder)
+        if not name.startswith(".")
+    ]
+    return sorted(found, key=lambda r: (r["staged_at"], r["id"]))
+
+
+def prune(emit, *, instance_dir, keep):
+    """Remove the oldest releases beyond `keep`, never one that a link names. Returns {"removed": [ids]}."""
+    linked = {r for r in links(instance_dir).values() if r}
+    free = [r["id"] for r in releases(instance_dir) if r["id"] not in linked]
+    surplus = len(linked) + len(free) - keep
+    removed = free[: max(0, min(surplus, len(free)))]
+    for release in removed:
+        shutil.rmtree(os.path.join(instance_dir, "releases", release))
+        for suffix in ("", ".1"):
+            log = os.path.join(instance_dir, "logs", f"{release}.log{suffix}")
+            if os.path.exists(log):
+                os.unlink(log)
+    for name in os.listdir(os.path.join(instance_dir, "releases")):
+        if name.startswith("."):  # half an upload of a client that died
+            shutil.rmtree(os.path.join(instance_dir, "releases", name))
+    return {"removed": removed}
