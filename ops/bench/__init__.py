@@ -1,0 +1,1 @@
+"""Measuring a running engine, and the statistics of it."""
