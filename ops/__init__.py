@@ -1,0 +1,1 @@
+"""Deployment automation for SGLang servers with speculative decoding."""

@@ -1,0 +1,73 @@
+"""`HostSpec` and `Inventory`: hosts as `envs/hosts.yml` names them, variables resolved."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ops.model.base import Data, Problem, RulesBroken
+from ops.model.profile_parts import AbsolutePath, Line
+
+
+class HostSpec(Data):
+    """How to reach one host and what is particular about rendering for it."""
+
+    name: Line = Field(description="Name in the inventory.")
+    groups: tuple[str, ...] = Field((), description="Groups the host is in, `all` left out.")
+    address: Line = Field(description="ansible_host; default: the name.")
+    port: int = Field(22, ge=1, le=65_535, description="ansible_port.")
+    user: Line | None = Field(None, description="ansible_user; default: SSH's own.")
+    become: bool = Field(False, description="ansible_become: use sudo for what needs root.")
+    key_file: str | None = Field(None, description="ansible_ssh_private_key_file.")
+    known_hosts: str = Field("~/.ssh/known_hosts", description="ops_known_hosts: file of host keys, checked strictly.")
+    ssh_args: str = Field("", description="ansible_ssh_common_args: for OpenSSH and Ansible.")
+    root: AbsolutePath = Field("/opt/ops", description="ops_root.")
+    instance: str = Field("default", pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="ops_instance.")
+    engine_python: AbsolutePath = Field("/opt/sglang/bin/python", description="ops_engine_python.")
+    paths: dict[str, str] = Field(default_factory=dict, description="ops_paths: path prefix to the prefix here.")
+    bind: Line | None = Field(None, description="ops_bind: replaces the profile's engine.host.")
+    search_path: tuple[AbsolutePath, ...] = Field((), description="ops_search_path: folders before the standard PATH.")
+    supervisor: Literal["systemd", "supervisord"] | None = Field(None, description="ops_supervisor; null: detect.")
+    supervisor_conf: AbsolutePath | None = Field(None, description="ops_supervisor_conf: path of supervisord.conf.")
+    supervisorctl: AbsolutePath | None = Field(None, description="ops_supervisorctl.")
+    time_scale: float = Field(1.0, ge=0.1, le=1000, description="ops_time_scale: sandbox only.")
+
+    @property
+    def instance_dir(self) -> str:
+        """Folder of the instance on the host."""
+        return f"{self.root.rstrip('/')}/{self.instance}"
+
+    def path(self, path: str) -> str:
+        """Map a profile's path to this host's: the longest prefix of `paths` that ends at a `/` wins."""
+        best = ""
+        for prefix in self.paths:
+            trimmed = prefix.rstrip("/")
+            if (path == trimmed or path.startswith(trimmed + "/")) and len(trimmed) >= len(best):
+                best = trimmed
+        for prefix, replacement in self.paths.items():
+            if best and prefix.rstrip("/") == best:
+                return replacement.rstrip("/") + path[len(best) :]
+        return path
+
+    @model_validator(mode="after")
+    def _prefixes_are_absolute(self) -> "HostSpec":
+        problems = [
+            Problem(("ops_paths", prefix), f"{prefix!r}: {replacement!r}: both sides are absolute paths")
+            for prefix, replacement in self.paths.items()
+            if not (prefix.startswith("/") and replacement.startswith("/"))
+        ]
+        if problems:
+            raise RulesBroken(problems)
+        return self
+
+
+class Inventory(Data):
+    """Every host of one inventory file, in the file's order."""
+
+    file: str = Field(description="The file it was read from.")
+    hosts: tuple[HostSpec, ...] = Field(description="Hosts.")
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict, description="Group: its hosts, children included.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all hosts."""
+        return tuple(host.name for host in self.hosts)
