@@ -1,0 +1,180 @@
+"""What is put into a lab host at its start: keys, the simulated engine as `sglang` in its venv, GPUs, weights.
+
+None of it is in an image: a changed engine needs no new one. Invariant: the same payload for every kind of host.
+"""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from .images import ensure_image
+from .machine import LAB_FOLDER, REPOSITORY, docker, locked, sh
+
+ENGINE_PYTHON = "/opt/sglang/venv/bin/python"
+HOST_PYTHON = "3.11"
+SITE_PACKAGES = f"/opt/sglang/venv/lib/python{HOST_PYTHON}/site-packages"
+SIMULATION = "/opt/sglang/venv/simulation"
+"""Where the simulated engine looks: `simulation` under the prefix of the Python that runs it."""
+
+ENGINE_NEEDS = ("anyio", "click", "h11", "idna", "setproctitle", "starlette", "typing-extensions", "uvicorn")
+"""What the simulated engine imports and what that needs, by the names in requirements/run.txt."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The SSH keys of one host: its own, the client's, and the file by which clients know it."""
+
+    host_key: Path
+    client_key: Path
+    known_hosts: Path
+
+    def trust(self, address: str, port: int) -> None:
+        """Write the known_hosts file for a host that will be reached at `address`:`port`."""
+        name = address if port == 22 else f"[{address}]:{port}"
+        public = self.host_key.with_suffix(".pub").read_text().split()
+        self.known_hosts.write_text(f"{name} {public[0]} {public[1]}\n")
+
+
+def make_keys(name: str) -> Keys:
+    """Return the keys of the host `name`, made on first use. The client's key is one for the whole lab."""
+    folder = LAB_FOLDER / "hosts" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    client = LAB_FOLDER / "client_key"
+    with locked("keys"):
+        for path in (client, folder / "host_key"):
+            if not path.exists():
+                sh(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ops-lab", "-f", path))
+    return Keys(folder / "host_key", client, folder / "known_hosts")
+
+
+def host_payload(keys: Keys, *, time_scale: float, seed: int, noise: str) -> bytes:
+    """Return a tar, to be unpacked at `/` of a new host. Owner of everything is root.
+
+    Args: time_scale: simulated seconds in one real second. noise: "off" or "story".
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        _add_keys(archive, keys)
+        archive.add(_engine_packages(), arcname=SITE_PACKAGES.lstrip("/"), filter=_as_root)
+        _add_simulation(archive, time_scale=time_scale, seed=seed, noise=noise)
+        _add_gpus(archive)
+        with_weights = LAB_FOLDER / "weights"
+        with locked("weights"):
+            write_weights(with_weights)
+        for top in ("shared", "data"):
+            archive.add(with_weights / top, arcname=top, filter=_as_root)
+    return buffer.getvalue()
+
+
+def _add_keys(archive: tarfile.TarFile, keys: Keys) -> None:
+    add_file(archive, "etc/ssh/lab/host_key", keys.host_key.read_bytes(), mode=0o600)
+    add_file(archive, "etc/ssh/lab/authorized_keys", keys.client_key.with_suffix(".pub").read_bytes())
+
+
+def add_file(archive: tarfile.TarFile, arcname: str, content: bytes, *, mode: int = 0o644) -> None:
+    """Add one file owned by root to an archive."""
+    entry = tarfile.TarInfo(arcname)
+    entry.size, entry.mode = len(content), mode
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    entry.mode |= 0o755 if entry.isdir() else 0o644
+    return entry
+
+
+def _engine_packages() -> Path:
+    """Return a site-packages folder with the simulated engine and its needs, byte-compiled for the host's Python."""
+    folder = LAB_FOLDER / "site-packages"
+    with locked("engine"):
+        wanted = _requirements()
+        stamp = LAB_FOLDER / "site-packages.txt"
+        if not stamp.exists() or stamp.read_text() != wanted:
+            stamp.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            _pip_install(wanted, folder)
+            stamp.write_text(wanted)
+        _install_engine(folder)
+        _byte_compile(folder)
+    return folder
+
+
+def _requirements() -> str:
+    """Return the part of requirements/run.txt that the engine needs, with its hashes."""
+    blocks = re.split(r"\n(?=[a-z0-9])", (REPOSITORY / "requirements" / "run.txt").read_text())
+    by_name = {block.split("==")[0].split("[")[0]: block for block in blocks}
+    return "\n".join(by_name[name] for name in ENGINE_NEEDS) + "\n"
+
+
+def _pip_install(requirements: str, folder: Path) -> None:
+    LAB_FOLDER.mkdir(exist_ok=True)
+    listing = LAB_FOLDER / "requirements.txt"
+    listing.write_text(requirements)
+    platform = ("--python-version", HOST_PYTHON, "--implementation", "cp", "--only-binary", ":all:")
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps", "--require-hashes")
+    sh((sys.executable, "-m", "pip", "install", *quiet, *platform, "--target", folder, "-r", listing), timeout_s=180)
+
+
+def _install_engine(folder: Path) -> None:
+    if not (REPOSITORY / "ops/sandbox/engine/install.py").exists():  # TODO goes when the engine is there
+        return
+    from ops.sandbox.engine.install import install_engine
+
+    install_engine(folder)
+
+
+def _byte_compile(folder: Path) -> None:
+    """Compile with the host's own Python: an engine user that may not write there would compile at every start."""
+    stamp = LAB_FOLDER / "site-packages.compiled"
+    newest = f"{max(path.stat().st_mtime_ns for path in folder.rglob('*.py'))}"
+    if stamp.exists() and stamp.read_text() == newest:
+        return
+    compiling = ("python3", "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "/packages")
+    docker("run", "--rm", "--network", "none", "-v", f"{folder}:/packages", ensure_image("base"), *compiling)
+    stamp.write_text(newest)
+
+
+def _add_simulation(archive: tarfile.TarFile, *, time_scale: float, seed: int, noise: str) -> None:
+    for folder in ("", "/faults", "/gpu"):
+        entry = tarfile.TarInfo(f"{SIMULATION}{folder}".lstrip("/"))
+        # Engines of any user write here: counters, who holds GPU memory.
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o777
+        archive.addfile(entry)
+    settings = {"time_scale": time_scale, "noise": noise, "seed": seed, "load_s": 8}
+    add_file(archive, f"{SIMULATION}/config.json".lstrip("/"), json.dumps(settings).encode())
+
+
+def _add_gpus(archive: tarfile.TarFile) -> None:
+    engine = REPOSITORY / "ops/sandbox/engine"
+    if not (engine / "nvidia_smi.py").exists():  # TODO goes when the engine is there
+        return
+    script = f"#!/bin/sh\nexec {ENGINE_PYTHON} -I -S /opt/sglang/nvidia_smi.py \"$@\"\n"
+    add_file(archive, "usr/local/bin/nvidia-smi", script.encode(), mode=0o755)
+
+
+def write_weights(folder: Path) -> None:
+    """Lay down `shared` and `data` with the story's target and draft, tiny but with true configurations."""
+    target = {
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "model_type": "kimi_k25",
+        "text_config": {"num_hidden_layers": 61, "hidden_size": 7168, "vocab_size": 163840},
+    }
+    draft = {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        "model_type": "kimi_k2",
+        "num_hidden_layers": 1,
+        "hidden_size": 7168,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 30, 58]},
+    }
+    for model, config in (("shared/models/Kimi-K2.5", target), ("data/models/kimi-k2.5-eagle3", draft)):
+        path = folder / model
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
