@@ -1,0 +1,102 @@
+"""One read-only pass over a host: everything that status, preflight, planning and the gate need to know of it."""
+
+import json
+import os
+import platform
+import socket
+import sys
+import time
+
+from ops.remote import guard, journal, lifecycle, lock, machine, probe, processes, store, supervisors
+
+_RANK_TITLE = "sglang::scheduler"
+
+
+def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=None, gpus=False, log_lines=0):
+    """Look at the host.
+
+    Args: ports: whose listeners to name. models: {target|draft: folder} whose configuration to read. engine: {address, port,
+    api_key} to ask for its health and arguments. gpus: ask nvidia-smi as well (it is slow on real hosts).
+    """
+    links = store.links(instance_dir)
+    keeper, state, boot_id, problem = _supervisor(supervisor)
+    found = {
+        "time": time.time(),
+        "hostname": socket.gethostname(),
+        "user": processes.user(os.getpid()),
+        "uid": os.getuid(),
+        "python": sys.version.split()[0],
+        "kernel": platform.release(),
+        "boot_id": boot_id,
+        "supervisor": keeper,
+        "supervisor_problem": problem,
+        "links": links,
+        "manifests": {r: _manifest(instance_dir, r) for r in set(links.values()) if r},
+        "releases": store.releases(instance_dir),
+        "lock": lock.read(instance_dir),
+        "guard": guard.state(instance_dir),
+        "journal": journal.tail(instance_dir),
+        "admitted": _json(os.path.join(instance_dir, "admitted")),
+        "engine": state,
+        "processes": processes.ours(instance_dir),
+        "listeners": processes.listeners(set(ports)) if ports else [],
+        "disk": machine.disk(instance_dir),
+        "shm": machine.disk("/dev/shm"),
+        "limits": machine.limits(),
+        "nccl_files": machine.nccl_files(os.path.expanduser("~")),
+        "gpus": machine.gpus() if gpus else None,
+        "models": {role: _model(folder) for role, folder in (models or {}).items()},
+    }
+    if engine is not None:
+        found["http"] = _http(**engine)
+    if log_lines:
+        found["log"] = log(instance_dir, links["current"], log_lines)
+    return found
+
+
+def _supervisor(description):
+    kind = description.get("kind") or supervisors.detect()
+    try:
+        keeper = supervisors.get(description)
+        return kind, keeper.state(), keeper.boot_id(), ""
+    except Exception as error:  # a host without its supervisor is a finding for preflight, not an error of looking
+        nothing = {"state": "absent", "pid": None, "started_at": None, "enabled": False, "detail": str(error)}
+        return kind, nothing, None, str(error)
+
+
+def _manifest(instance_dir, release):
+    return _json(os.path.join(instance_dir, "releases", release, "manifest.json"))
+
+
+def _json(path):
+    text = store.read_text(path)
+    return None if text is None else json.loads(text)
+
+
+def _model(folder):
+    """A model folder's configuration and the digest of it; None when there is no such folder."""
+    path = os.path.join(folder, "config.json")
+    if not os.path.isfile(path):
+        return None
+    return {"path": folder, "config": _json(path), "config_sha256": store.sha256(path)}
+
+
+def _http(address, port, api_key=None):
+    health, _ = probe.get(address, port, "/health", api_key, timeout_s=25.0)
+    status, info = probe.get(address, port, "/server_info", api_key)
+    return {"health": health, "server_info": info if status == 200 else None, "server_info_status": status}
+
+
+def log(instance_dir, release, lines):
+    """The last lines that the engine wrote since its latest start."""
+    if release is None:
+        return []
+    path = os.path.join(instance_dir, "logs", f"{release}.log")
+    begin = lifecycle.last_start_offset(path)
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(begin, size - 400 * lines))
+            return file.read().decode(errors="replace").splitlines()[-lines:]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,127 @@
+"""The client's half of the dead-man protocol; `guard.sh` is the host's half.
+
+Invariant: `armed` leaves the folder only by a rename, and whoever wins that rename (client: `confirmed`, `armed.client`; guard:
+`fired`) decides what becomes of the pending release.
+"""
+
+import base64
+import os
+import time
+
+from ops.remote import journal, lock, store, supervisors
+from ops.remote.agent import VerbError
+
+MARKERS = ("armed", "armed.client", "fired", "confirmed", "wanted", "started")
+
+
+def _path(instance_dir, name):
+    return os.path.join(instance_dir, "guard", name)
+
+
+def read_marker(instance_dir, name):
+    """A marker's KEY=VALUE lines as a dict, or None when it is not there."""
+    text = store.read_text(_path(instance_dir, name))
+    if text is None:
+        return None
+    return dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
+
+
+def state(instance_dir):
+    """{marker: its values or None}; `wanted` is running, stopped or None."""
+    found = {name: read_marker(instance_dir, name) for name in MARKERS}
+    wanted = store.read_text(_path(instance_dir, "wanted"))
+    found["wanted"] = wanted.strip() if wanted else None
+    return found
+
+
+def install(emit, *, instance_dir, files, supervisor):
+    """Write guard.sh, guard.conf and the supervisor's part where they differ. `files`: as for `store.stage`."""
+    store.prepare(emit, instance_dir=instance_dir)
+    changed = []
+    for file in files:
+        path = _path(instance_dir, file["name"])
+        if not (os.path.isfile(path) and store.sha256(path) == file["sha256"]):
+            store.write_atomic(path, base64.b64decode(file["content"]), file["mode"])
+            changed.append(file["name"])
+    supervisors.get(supervisor).install_guard(changed)
+    return {"changed": changed}
+
+
+def arm(emit, *, instance_dir, run, release, deadline_s, supervisor):
+    """From now the host goes back by itself unless `confirm` comes within `deadline_s` (wall seconds)."""
+    _write_armed(instance_dir, run, release, deadline_s, supervisor)
+    store.swap(instance_dir, "pending", release)
+    return {}
+
+
+def rearm(emit, *, instance_dir, run, release, deadline_s, supervisor):
+    """Move the deadline and the pending release; refuses when the guard was faster."""
+    if not os.path.exists(_path(instance_dir, "armed")) and not os.path.exists(_path(instance_dir, "armed.client")):
+        if os.path.exists(_path(instance_dir, "fired")) or lock.read(instance_dir) is None:
+            raise VerbError("the guard is undoing this run")
+    else:
+        _claim(instance_dir, "armed.client")
+    _write_armed(instance_dir, run, release, deadline_s, supervisor)
+    if os.path.exists(_path(instance_dir, "armed.client")):
+        os.unlink(_path(instance_dir, "armed.client"))
+    store.swap(instance_dir, "pending", release)
+    return {}
+
+
+def _write_armed(instance_dir, run, release, deadline_s, supervisor):
+    keeper = supervisors.get(supervisor)
+    deadline = int(time.time() + deadline_s) + 1
+    text = f"RUN={run}\nRELEASE={release}\nDEADLINE={deadline}\nBOOT={keeper.boot_id()}\n"
+    store.write_atomic(_path(instance_dir, "armed"), text.encode())
+    keeper.arm(deadline_s)
+
+
+def _claim(instance_dir, name):
+    try:
+        os.rename(_path(instance_dir, "armed"), _path(instance_dir, name))
+    except FileNotFoundError:
+        if not os.path.exists(_path(instance_dir, name)):
+            raise VerbError("the guard is undoing this run") from None
+    store.fsync_dir(os.path.dirname(_path(instance_dir, name)))
+
+
+def confirm(emit, *, instance_dir, run, supervisor):
+    """The commit point: win the rename of `armed`, then make the pending release the last good one."""
+    armed = read_marker(instance_dir, "armed") or read_marker(instance_dir, "confirmed")
+    if armed is None:
+        links = store.links(instance_dir)
+        if links["pending"] is None and any(
+            e.get("event") == "committed" and e.get("run") == run for e in journal.tail(instance_dir)
+        ):
+            return {"release": links["last-good"]}
+        raise VerbError("the guard has undone this run")
+    if armed["RUN"] != run:
+        raise VerbError(f"the host is armed for another run ({armed['RUN']})")
+    _claim(instance_dir, "confirmed")
+    release = armed["RELEASE"]
+    journal.write(instance_dir, {"run": run, "event": "committed", "release": release})
+    finish(emit, instance_dir=instance_dir)
+    supervisors.get(supervisor).disarm()
+    return {"release": release}
+
+
+def finish(emit, *, instance_dir):
+    """Do what follows the commit point; harmless when there is nothing to do."""
+    confirmed = read_marker(instance_dir, "confirmed")
+    if confirmed is not None:
+        store.swap(instance_dir, "last-good", confirmed["RELEASE"])
+        store.swap(instance_dir, "pending", None)
+        os.unlink(_path(instance_dir, "confirmed"))
+    return {}
+
+
+def disarm(emit, *, instance_dir, run, supervisor):
+    """Give up a pending release that never replaced anything."""
+    armed = read_marker(instance_dir, "armed")
+    if armed is not None and armed["RUN"] == run:
+        _claim(instance_dir, "armed.client")
+    store.swap(instance_dir, "pending", None)
+    if os.path.exists(_path(instance_dir, "armed.client")):
+        os.unlink(_path(instance_dir, "armed.client"))
+    supervisors.get(supervisor).disarm()
+    return {}

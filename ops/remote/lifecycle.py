@@ -1,0 +1,184 @@
+"""Activate, start, stop, drain and admit one instance. Each verb looks first and may be repeated."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+from ops.remote import machine, probe, processes, store, supervisors
+from ops.remote.agent import VerbError
+
+_SYSTEM_NCCL_CONF = "/etc/nccl.conf"
+_RELEASE_WAIT_S = 15.0  # memory and ports come back 1-2 s after the last process; wall seconds
+_POLL_S = 0.05
+
+
+def activate(emit, *, instance_dir, release, supervisor):
+    """Make the host's files those of `release`: `current`, the unit, /etc/nccl.conf. `release` None: nothing serves."""
+    if release is None:
+        store.swap(instance_dir, "current", None)
+        _want(instance_dir, "stopped")
+        return {}
+    store.swap(instance_dir, "current", release)
+    _nccl_conf(instance_dir, release)
+    _want(instance_dir, "running")
+    supervisors.get(supervisor).install(release)
+    return {}
+
+
+def _want(instance_dir, state):
+    store.write_atomic(os.path.join(instance_dir, "guard", "wanted"), state.encode() + b"\n")
+
+
+def _nccl_conf(instance_dir, release):
+    """Only ever replaces what ops wrote; the file that was there before comes back with a release that asks for none."""
+    guard = os.path.join(instance_dir, "guard")
+    ours, before = os.path.join(guard, "nccl.conf.ours"), os.path.join(guard, "nccl.conf.before")
+    wanted = os.path.join(instance_dir, "releases", release, "nccl.conf")
+    if os.path.exists(wanted):
+        if not os.path.exists(ours) and os.path.exists(_SYSTEM_NCCL_CONF):
+            shutil.copyfile(_SYSTEM_NCCL_CONF, before)
+        with open(wanted, "rb") as file:
+            store.write_atomic(_SYSTEM_NCCL_CONF, file.read())
+        store.write_atomic(ours, b"")
+    elif os.path.exists(ours):
+        if os.path.exists(before):
+            with open(before, "rb") as file:
+                store.write_atomic(_SYSTEM_NCCL_CONF, file.read())
+            os.unlink(before)
+        else:
+            os.unlink(_SYSTEM_NCCL_CONF)
+        os.unlink(ours)
+
+
+def start(emit, *, instance_dir, supervisor):
+    """Ask the supervisor for the engine; returns {pid, starttime, log, log_offset}. Running already: the same answer."""
+    keeper = supervisors.get(supervisor)
+    release = store.links(instance_dir)["current"]
+    log = os.path.join(instance_dir, "logs", f"{release}.log")
+    state = keeper.state()
+    if state["state"] in ("running", "starting") and state["pid"]:
+        return _started(state["pid"], log, last_start_offset(log))
+    offset = os.path.getsize(log) if os.path.exists(log) else 0
+    store.write_atomic(os.path.join(instance_dir, "guard", "ordered"), b"")
+    _want(instance_dir, "running")
+    keeper.start()
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        state = keeper.state()
+        if state["pid"]:
+            return _started(state["pid"], log, offset)
+        if state["state"] == "failed":
+            break
+        time.sleep(_POLL_S)
+    raise VerbError(f"the supervisor did not start the engine: {state['detail']}")
+
+
+def _started(pid, log, offset):
+    facts = processes.stat(pid)
+    return {"pid": pid, "starttime": facts["starttime"] if facts else None, "log": log, "log_offset": offset}
+
+
+def last_start_offset(log):
+    """Where the log of the latest start begins: the last header line that launch.sh wrote."""
+    header = b"== ops start "
+    try:
+        with open(log, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            base = max(0, size - (4 << 20))
+            file.seek(base)
+            content = file.read()
+    except FileNotFoundError:
+        return 0
+    found = content.rfind(header)
+    return base + found if found >= 0 else 0
+
+
+def stop(emit, *, instance_dir, supervisor, ports, timeout_s, want_stopped=False):
+    """Stop everything of this instance and prove it.
+
+    SIGTERM through the supervisor, its deadline, SIGKILL of what is left (only processes that carry the instance's marker),
+    then wait until `ports` are free and no process of ours holds GPU memory. Returns {stopped, killed: [pids], foreign: [GPU
+    holders that are not ours], seconds (wall)}. Raises VerbError naming the holder when something stays.
+    """
+    begun = time.monotonic()
+    if want_stopped:
+        _want(instance_dir, "stopped")
+    before = {p["pid"]: p for p in processes.ours(instance_dir)}
+    emit({"say": f"stopping {len(before)} processes"})
+    supervisors.get(supervisor).stop(timeout_s)
+    killed = _kill_rest(instance_dir, before)
+    deadline = time.monotonic() + _RELEASE_WAIT_S
+    while True:
+        held_ports = processes.listeners(set(ports))
+        holders = machine.gpu_holders() or []
+        left = [h for h in holders if h["pid"] in before]
+        if not held_ports and not left:
+            break
+        if time.monotonic() > deadline:
+            raise VerbError(_still_held(held_ports, left), listeners=held_ports, holders=left)
+        time.sleep(0.2)
+    foreign = [{**h, "user": processes.user(h["pid"])} for h in holders]
+    return {
+        "stopped": sorted(before),
+        "killed": killed,
+        "foreign": foreign,
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+
+
+def _kill_rest(instance_dir, before):
+    killed = []
+    for _ in range(100):
+        rest = [p for p in processes.ours(instance_dir)]
+        known = {p["pid"] for p in rest}
+        rest += [p for pid, p in before.items() if pid not in known and processes.alive(pid, p["starttime"])]
+        if not rest:
+            return killed
+        for process in rest:
+            if processes.alive(process["pid"], process["starttime"]):
+                try:
+                    os.kill(process["pid"], signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                killed.append(process["pid"])
+        time.sleep(_POLL_S)
+    raise VerbError("processes of this instance survive SIGKILL: " + ", ".join(f"{p['pid']} {p['title']}" for p in rest))
+
+
+def _still_held(listeners, holders):
+    parts = [f"port {e['port']} is held by pid {e['pid']} ({e['user']}: {e['title']})" for e in listeners]
+    parts += [f"{h['used_mib']} MiB of GPU {h['gpu_uuid']} are held by pid {h['pid']} ({h['process_name']})" for h in holders]
+    return "stopped, but " + "; ".join(parts)
+
+
+def drain(emit, *, instance_dir, port, address, api_key, timeout_s):
+    """Mark the instance as taking no traffic and wait until the engine reports no running request.
+
+    Returns {running: int|None (None: the engine does not answer, so there is nothing to wait for), seconds (wall)}.
+    """
+    hold(emit, instance_dir=instance_dir)
+    begun = time.monotonic()
+    while True:
+        running = probe.running_requests(address, port, api_key)
+        if not running or time.monotonic() - begun > timeout_s:
+            return {"running": running, "seconds": round(time.monotonic() - begun, 3)}
+        emit({"say": f"waiting for {running} running requests"})
+        time.sleep(0.25)
+
+
+def hold(emit, *, instance_dir):
+    """No traffic for this instance."""
+    path = os.path.join(instance_dir, "admitted")
+    if os.path.exists(path):
+        os.unlink(path)
+        store.fsync_dir(instance_dir)
+    return {}
+
+
+def admit(emit, *, instance_dir, release):
+    """Traffic for `release`."""
+    document = {"release": release, "since": round(time.time(), 3)}
+    store.write_atomic(os.path.join(instance_dir, "admitted"), json.dumps(document).encode())
+    return document

@@ -1,0 +1,37 @@
+"""Small questions to the engine over HTTP, asked on the host itself."""
+
+import http.client
+import json
+
+
+def connectable(bind):
+    """The address to connect to for a server bound to `bind`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(bind, bind)
+
+
+def get(address, port, path, api_key=None, timeout_s=5.0):
+    """(status, parsed JSON or text), or (None, reason) when no answer came."""
+    connection = http.client.HTTPConnection(connectable(address), port, timeout=timeout_s)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+        answer = connection.getresponse()
+        body = answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return None, str(error) or type(error).__name__
+    finally:
+        connection.close()
+    try:
+        return answer.status, json.loads(body)
+    except ValueError:
+        return answer.status, body
+
+
+def running_requests(address, port, api_key=None):
+    """Requests in the engine (running and waiting), or None when it does not tell.
+
+    Source: `/v1/loads` of SGLang 0.5.17 and 0.5.23 (recordings); `/get_load` is gone in 0.5.23.
+    """
+    status, body = get(address, port, "/v1/loads", api_key)
+    if status != 200 or not isinstance(body, dict):
+        return None
+    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in body["loads"])

@@ -1,0 +1,122 @@
+"""Follow an engine's start, and its log, on the host."""
+
+import os
+import queue
+import threading
+import time
+
+from ops.remote import guard, probe, processes
+
+_POLL_S = 0.05
+_HEALTH_EVERY_S = 0.5
+_CHUNK_BYTES = 1 << 20
+
+
+class _Tail:
+    """New whole lines of a file, from an offset on; follows a rotation that empties the file."""
+
+    def __init__(self, path, offset):
+        self.path = path
+        self.offset = offset
+        self._rest = b""
+
+    def lines(self):
+        try:
+            with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self.offset:
+                    self.offset, self._rest = 0, b""
+                file.seek(self.offset)
+                data = file.read(_CHUNK_BYTES)
+        except FileNotFoundError:
+            return []
+        self.offset += len(data)
+        parts = (self._rest + data).split(b"\n")
+        self._rest = parts.pop()
+        return [part.decode(errors="replace") for part in parts]
+
+
+def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, port, timeout_s):
+    """Stream the log until the engine answers /health with 200 on our own socket, dies, or `timeout_s` (wall) is over.
+
+    Events: {"lines": [...], "offset": n} (resume with that offset). Returns {"outcome": serving|died|timed-out|undone, "offset",
+    "health": last status}. `undone`: the guard or another client took this run's release away.
+    """
+    tail = _Tail(log, log_offset)
+    deadline = time.monotonic() + timeout_s
+    answers = queue.SimpleQueue()
+    stop = threading.Event()
+    threading.Thread(target=_poll_health, args=(answers, stop, pid, address, port), daemon=True).start()
+    health = None
+    try:
+        while True:
+            lines = tail.lines()
+            if lines:
+                emit({"lines": lines, "offset": tail.offset})
+            while not answers.empty():
+                health = answers.get()
+            outcome = None
+            if not processes.alive(pid, starttime):
+                outcome = "died"
+            elif run is not None and not _still_armed(instance_dir, run):
+                outcome = "undone"
+            elif health == 200:
+                outcome = "serving"
+            elif time.monotonic() > deadline:
+                outcome = "timed-out"
+            if outcome:
+                lines = tail.lines()
+                if lines:
+                    emit({"lines": lines, "offset": tail.offset})
+                return {"outcome": outcome, "offset": tail.offset, "health": health}
+            time.sleep(_POLL_S)
+    finally:
+        stop.set()
+
+
+def _still_armed(instance_dir, run):
+    armed = guard.read_marker(instance_dir, "armed") or guard.read_marker(instance_dir, "armed.client")
+    return armed is not None and armed.get("RUN") == run
+
+
+def _poll_health(answers, stop, pid, address, port):
+    """Ask /health only on a socket that this engine owns: a 200 may come from a server that was there before."""
+    family = {pid}
+    while not stop.is_set():
+        listeners = processes.listeners({port})
+        for entry in listeners:
+            if entry["pid"] in family or _descends(entry["pid"], pid):
+                status, _ = probe.get(address, port, "/health", timeout_s=25.0)  # the engine itself waits up to 20 s
+                answers.put(status)
+                break
+        stop.wait(_HEALTH_EVERY_S if listeners else 0.1)
+
+
+def _descends(pid, ancestor):
+    for _ in range(32):
+        facts = processes.stat(pid) if pid else None
+        if facts is None:
+            return False
+        if facts["ppid"] == ancestor:
+            return True
+        pid = facts["ppid"]
+    return False
+
+
+def log(emit, *, log, lines, follow):
+    """The last `lines` lines; with `follow` goes on streaming until the client leaves. Events: {"lines": [...]}."""
+    try:
+        with open(log, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = max(0, size - 512 * max(lines, 1) * 4)
+            file.seek(start)
+            found = file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        found, size = [], 0
+    emit({"lines": found[:-1][-lines:] if lines else []})
+    tail = _Tail(log, size)
+    while follow:
+        fresh = tail.lines()
+        if fresh:
+            emit({"lines": fresh})
+        time.sleep(_POLL_S)
+    return {}

@@ -1,0 +1,219 @@
+#!/bin/sh
+# The host's own dead-man: undoes a release that nobody confirmed, by deadline, at boot, and in a crash loop.
+# It needs sh, coreutils and grep; never ops, never the machine that deployed.
+#
+#   guard.sh watch DIR       supervisord program: boot duties once a boot, then the deadline
+#   guard.sh boot DIR        systemd, before the engine: settle what a reboot interrupted
+#   guard.sh expire DIR      systemd timer: the deadline
+#   guard.sh run DIR         supervisord engine program: pre-start, then become the engine
+#   guard.sh pre-start DIR   systemd ExecStartPre: count unexpected exits
+#
+# Exactly one of this script and the client wins the rename of guard/armed, so a release is either confirmed or undone.
+set -u
+command=$1
+dir=$2
+guard=$dir/guard
+# shellcheck source=/dev/null
+. "$guard/guard.conf" # SUPERVISOR SUPERVISORCTL ENGINE LOAD_TIMEOUT_S CRASH_LIMIT LOG_MAX_KIB
+
+now() { date +%s; }
+
+journal() { # $1: the event's fields as JSON, without braces
+    file=$dir/journal.jsonl
+    torn=
+    if [ -s "$file" ] && [ -n "$(tail -c 1 "$file")" ]; then torn='
+'; fi
+    printf '%s{"at":%s,%s}\n' "$torn" "$(now)" "$1" >>"$file"
+    sync "$file"
+}
+
+linked() { # $1: link name; prints the release, fails when there is none
+    to=$(readlink "$dir/$1") && [ -d "$dir/$to" ] && basename "$to"
+}
+
+swap() { # $1: link name, $2: release
+    ln -sfn "releases/$2" "$dir/.$1.guard" && mv -T "$dir/.$1.guard" "$dir/$1"
+    sync "$dir"
+}
+
+target() { linked last-good || linked baseline; }
+
+engine_start() {
+    : >"$guard/ordered"
+    case $SUPERVISOR in
+    supervisord)
+        $SUPERVISORCTL reread >/dev/null
+        $SUPERVISORCTL update "$ENGINE" >/dev/null
+        $SUPERVISORCTL start "$ENGINE" >/dev/null
+        ;;
+    systemd)
+        cp "$dir/current/engine.service" "/etc/systemd/system/$ENGINE"
+        systemctl daemon-reload
+        systemctl --no-block restart "$ENGINE"
+        ;;
+    esac
+}
+
+engine_stop() {
+    case $SUPERVISOR in
+    supervisord) $SUPERVISORCTL stop "$ENGINE" >/dev/null ;;
+    systemd) systemctl stop "$ENGINE" ;;
+    esac
+}
+
+ours() { # pids whose environment carries this instance's marker: also ranks that re-parented to PID 1
+    grep -lzxFs "OPS_INSTANCE_DIR=$dir" /proc/[0-9]*/environ | cut -d/ -f3
+}
+
+sweep() {
+    for pid in $(ours); do kill -9 "$pid" 2>/dev/null; done
+}
+
+serves() { # $1: release; true when our processes run it
+    grep -lzxFs "OPS_RELEASE=$1" /proc/[0-9]*/environ | cut -d/ -f3 | while read -r pid; do
+        grep -qzxF "OPS_INSTANCE_DIR=$dir" "/proc/$pid/environ" 2>/dev/null && echo "$pid"
+    done | grep -q .
+}
+
+nccl_conf() { # put /etc/nccl.conf into the state that release $1 wants; only ever replaces what ops wrote
+    [ -f "$guard/nccl.conf.ours" ] || [ -f "$dir/releases/$1/nccl.conf" ] || return 0
+    if [ -f "$dir/releases/$1/nccl.conf" ]; then
+        cp "$dir/releases/$1/nccl.conf" /etc/nccl.conf
+        : >"$guard/nccl.conf.ours"
+    else
+        if [ -f "$guard/nccl.conf.before" ]; then cp "$guard/nccl.conf.before" /etc/nccl.conf; else rm -f /etc/nccl.conf; fi
+        rm -f "$guard/nccl.conf.ours"
+    fi
+}
+
+release_lock() { # $1: run; compare and delete
+    if grep -qF "\"run\": \"$1\"" "$dir/lock" 2>/dev/null; then rm -f "$dir/lock"; fi
+}
+
+settle() { # $1: boot|deadline|crash-loop. guard/fired is ours: go back to the last good release
+    # shellcheck source=/dev/null
+    . "$guard/fired" # RUN RELEASE DEADLINE BOOT
+    if back=$(target); then
+        if [ "$1" = deadline ]; then
+            if [ "$(linked current)" = "$back" ] && serves "$back"; then
+                : # the old server was never stopped
+            else
+                engine_stop
+                sweep
+                swap current "$back"
+                nccl_conf "$back"
+                if [ "$(cat "$guard/wanted" 2>/dev/null)" != stopped ]; then engine_start; fi
+            fi
+        else
+            swap current "$back"
+            nccl_conf "$back"
+        fi
+        journal "\"event\":\"restored\",\"run\":\"$RUN\",\"release\":\"$back\",\"undone\":\"$RELEASE\",\"by\":\"guard\",\"reason\":\"$1\",\"gated\":false"
+    else
+        if [ "$1" = deadline ]; then
+            engine_stop
+            sweep
+        fi
+        rm -f "$dir/current"
+        printf 'stopped\n' >"$guard/wanted"
+        journal "\"event\":\"restored\",\"run\":\"$RUN\",\"release\":null,\"undone\":\"$RELEASE\",\"by\":\"guard\",\"reason\":\"$1\",\"gated\":false"
+    fi
+    rm -f "$dir/pending"
+    release_lock "$RUN"
+    rm -f "$guard/fired"
+}
+
+finish() { # guard/confirmed: the commit point was passed; do what follows it
+    # shellcheck source=/dev/null
+    . "$guard/confirmed"
+    swap last-good "$RELEASE"
+    rm -f "$dir/pending"
+    journal "\"event\":\"confirmed-late\",\"run\":\"$RUN\",\"release\":\"$RELEASE\",\"by\":\"guard\""
+    release_lock "$RUN"
+    rm -f "$guard/confirmed"
+}
+
+claim() { # true when guard/fired is ours to settle
+    [ -f "$guard/fired" ] || mv -T "$guard/armed" "$guard/fired" 2>/dev/null
+}
+
+boot() {
+    : >"$guard/ordered"
+    [ -f "$guard/armed" ] || mv -T "$guard/armed.client" "$guard/armed" 2>/dev/null
+    if [ -f "$guard/confirmed" ]; then finish; elif claim; then settle boot; fi
+}
+
+expire() {
+    if [ -f "$guard/fired" ]; then
+        settle deadline
+        return
+    fi
+    # shellcheck source=/dev/null
+    if [ -f "$guard/armed" ] && . "$guard/armed" && [ "$(now)" -ge "$DEADLINE" ] && claim; then settle deadline; fi
+}
+
+pre_start() {
+    AT=0 COUNT=0 RELEASE=
+    if [ -f "$guard/ordered" ]; then
+        rm -f "$guard/ordered"
+    else
+        # shellcheck source=/dev/null
+        if [ -f "$guard/started" ]; then . "$guard/started"; fi
+        # A load takes at most LOAD_TIMEOUT_S, so after twice that it served at least that long.
+        if [ "$(($(now) - AT))" -ge "$((2 * LOAD_TIMEOUT_S))" ]; then COUNT=0; fi
+        COUNT=$((COUNT + 1))
+        sweep
+        journal "\"event\":\"engine-exit\",\"release\":\"$RELEASE\",\"count\":$COUNT"
+        if [ "$COUNT" -ge "$CRASH_LIMIT" ]; then
+            if claim; then
+                settle crash-loop
+                COUNT=0
+            elif base=$(linked baseline) && [ "$(linked current)" != "$base" ]; then
+                journal "\"event\":\"fallback\",\"from\":\"$(linked current)\",\"release\":\"$base\",\"by\":\"guard\",\"reason\":\"crash-loop\",\"gated\":false"
+                swap current "$base"
+                nccl_conf "$base"
+                COUNT=0
+            fi
+        fi
+    fi
+    printf 'AT=%s\nCOUNT=%s\nRELEASE=%s\n' "$(now)" "$COUNT" "$(linked current)" >"$guard/started"
+}
+
+rotate() { # keep one older log a release; the engine appends, so it goes on in the emptied file
+    for log in "$dir"/logs/*.log; do
+        [ -f "$log" ] || continue
+        if [ "$(($(stat -c %s "$log") / 1024))" -ge "$LOG_MAX_KIB" ]; then cp "$log" "$log.1" && : >"$log"; fi
+    done
+}
+
+boot_identity() { # supervisord's pid and start time: a container restart is a boot, whatever the kernel says
+    echo "$PPID:$(sed 's/.*) //' "/proc/$PPID/stat" | cut -d' ' -f20)"
+}
+
+case $command in
+watch)
+    identity=$(boot_identity)
+    if [ -f "$guard/boot" ] && [ "$(cat "$guard/boot")" != "$identity" ]; then
+        boot
+        printf '%s\n' "$identity" >"$guard/boot"
+        if [ "$(cat "$guard/wanted" 2>/dev/null)" = running ] && linked current >/dev/null; then engine_start; fi
+    fi
+    printf '%s\n' "$identity" >"$guard/boot"
+    while :; do
+        expire
+        rotate
+        sleep 1
+    done
+    ;;
+boot) boot ;;
+expire) expire ;;
+pre-start) pre_start ;;
+run)
+    pre_start
+    exec "$dir/current/launch.sh"
+    ;;
+*)
+    echo "guard.sh: unknown command $command" >&2
+    exit 2
+    ;;
+esac
