@@ -1,0 +1,304 @@
+"""`Sandbox`: a host on this machine that is reached over SSH like any other, with a simulated engine.
+
+Invariant: everything that a sandbox starts carries its marker, and everything it writes is in its folder (plus the
+directory of a socket whose path would be too long), so that `down` leaves nothing behind.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from ops.errors import HostError, Refused
+from ops.sandbox import disk, processes
+from ops.sandbox.address import Claim, claim, hold
+from ops.sandbox.daemons import start_sshd, start_supervisord, wait_ready
+from ops.sandbox.layout import (
+    DEFAULT_NAME,
+    Daemon,
+    Layout,
+    Record,
+    Settings,
+    folder_of,
+    read_record,
+    write_file,
+    write_record,
+)
+from ops.sandbox.provision import gpu_entries, lay_down
+
+
+@dataclass(frozen=True)
+class State:
+    """What is true of a sandbox now. `processes` counts all of them, `cut_s` is the rest of an SSH cut (wall s)."""
+
+    name: str
+    folder: Path
+    address: str
+    ssh_port: int
+    sshd: bool
+    supervisord: bool
+    processes: int
+    settings: Settings
+    faults: list[dict[str, Any]]
+    cut_s: float
+
+    @property
+    def up(self) -> bool:
+        return self.sshd and self.supervisord
+
+
+class Sandbox:
+    """A sandbox that exists (its folder has a `sandbox.json`); made by `Sandbox.up`, found again by `Sandbox.open`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._hold: socket.socket | None = None
+
+    @classmethod
+    def up(
+        cls,
+        name: str = DEFAULT_NAME,
+        *,
+        project: Path | None = None,
+        time_scale: float | None = None,
+        noise: Literal["off", "story"] | None = None,
+        seed: int | None = None,
+        load_s: float | None = None,
+        root_size_mib: int | None = None,
+    ) -> Self:
+        """Bring a sandbox up, or mend one that is partly down; what is left out stays as it was (else the default).
+
+        time_scale: virtual seconds per wall second. load_s: virtual seconds of a whole model load. root_size_mib:
+        the root folder becomes a file system of that size (needs the right to mount; 0: no limit).
+        New settings count from the next start of the engine.
+
+        Raises: Refused (address taken, cannot mount, packages missing), ConfigError (name, project), HostError.
+        """
+        wishes = {
+            key: value
+            for key, value in {
+                "time_scale": time_scale,
+                "noise": noise,
+                "seed": seed,
+                "load_s": load_s,
+                "root_size_mib": root_size_mib,
+            }.items()
+            if value is not None
+        }
+        sandbox = cls(Layout(folder_of(name, project)))
+        with _locked(sandbox.layout.folder, make=True):
+            before = read_record(sandbox.layout)
+            settings = Settings.model_validate({**(before.settings.model_dump() if before else {}), **wishes})
+            sandbox._bring_up(before or Record(name=name, address=""), settings)
+        return sandbox
+
+    @classmethod
+    def open(cls, name: str = DEFAULT_NAME, *, project: Path | None = None) -> Self:
+        """Find a sandbox that exists, up or not. Raises: Refused when there is none of that name."""
+        sandbox = cls(Layout(folder_of(name, project)))
+        if not sandbox.layout.record.exists():
+            raise Refused(f"there is no sandbox '{name}'", hint=f"bring it up: ops sandbox up {name}")
+        return sandbox
+
+    @property
+    def record(self) -> Record:
+        record = read_record(self.layout)
+        if record is None:
+            raise Refused(f"the sandbox in {self.layout.folder} is gone", hint="bring it up again: ops sandbox up")
+        return record
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def inventory(self) -> Path:
+        return self.layout.inventory
+
+    @property
+    def address(self) -> str:
+        return self.record.address
+
+    @property
+    def ssh_port(self) -> int:
+        return self.record.ssh_port
+
+    @property
+    def root(self) -> Path:
+        return self.layout.root
+
+    def state(self) -> State:
+        from ops.sandbox.faults import list_active
+
+        record = self.record
+        return State(
+            name=record.name,
+            folder=self.layout.folder,
+            address=record.address,
+            ssh_port=record.ssh_port,
+            sshd=processes.alive(record.sshd),
+            supervisord=processes.alive(record.supervisord),
+            processes=len(self.processes()),
+            settings=record.settings,
+            faults=list_active(self.layout),
+            cut_s=self.cut_left_s(),
+        )
+
+    def processes(self) -> list[processes.Process]:
+        """Every live process that belongs to this sandbox, from the process table, oldest first."""
+        return processes.members(self.layout.folder, self._gpu_daemons())
+
+    def gpu_holders(self) -> dict[int, int]:
+        """MiB of simulated GPU memory by pid of its holder, over all GPUs, as `nvidia-smi` would show."""
+        from ops.sandbox.engine.gpu import read_gpus
+
+        held: dict[int, int] = {}
+        for gpu in read_gpus(self.layout.simulation):
+            for process in gpu.processes:
+                held[process.pid] = held.get(process.pid, 0) + process.mib
+        return held
+
+    def fault(self, name: str, on: str = "next", **how: Any) -> None:
+        """Set a fault; `ops.sandbox.faults.set_fault` says which there are and what `how` may be."""
+        from ops.sandbox.faults import set_fault
+
+        set_fault(self, name, on, **how)
+
+    def clear_faults(self) -> None:
+        from ops.sandbox.faults import clear_all
+
+        clear_all(self)
+
+    def kill_connections(self) -> None:
+        """Drop every SSH connection with the commands on it, and keep accepting new ones."""
+        self.cut_ssh(0.0)
+
+    def cut_ssh(self, for_s: float) -> None:
+        """Drop every SSH connection and refuse new ones for `for_s` wall seconds; returns when it has struck."""
+        record = self.record
+        if record.sshd is None or not processes.alive(record.sshd):
+            raise HostError("the SSH server is not running, nothing to cut", hint="ops sandbox up", host=record.name)
+        write_file(self.layout.cut, json.dumps({"for_s": for_s}))
+        processes.kill(record.sshd, signal.SIGUSR1)
+        deadline = time.monotonic() + 5.0
+        while "for_s" in self._cut():
+            if time.monotonic() > deadline:
+                raise HostError("the SSH server did not cut its connections within 5 s", host=record.name)
+            time.sleep(0.002)
+
+    def cut_left_s(self) -> float:
+        """Wall seconds until SSH answers again after a cut; 0 when there is none."""
+        return max(0.0, float(self._cut().get("until", 0.0)) - time.time())
+
+    def _cut(self) -> dict[str, float]:
+        try:
+            return dict(json.loads(self.layout.cut.read_text()))
+        except FileNotFoundError:
+            return {}
+
+    def power_cut(self) -> None:
+        """SIGKILL every process at once. The address stays this object's until `power_on`, `reboot` or `down`."""
+        if self._hold is None:
+            self._hold = hold(self.address)
+        processes.kill_members(self.layout.folder, self._gpu_daemons())
+        self.layout.cut.unlink(missing_ok=True)
+
+    def power_on(self) -> None:
+        """Start SSH server and supervisord as a boot does, on the same address and disk."""
+        with _locked(self.layout.folder):
+            self._bring_up(self.record, self.record.settings)
+        self._release_hold()
+
+    def reboot(self, down_s: float = 0.5) -> None:
+        """Power cut, `down_s` wall seconds of nothing, boot."""
+        self.power_cut()
+        time.sleep(down_s)
+        self.power_on()
+
+    def down(self) -> int:
+        """Stop everything that belongs to the sandbox and delete its folder; returns how many processes were ended."""
+        with _locked(self.layout.folder):
+            ended = processes.kill_members(self.layout.folder, self._gpu_daemons())
+            disk.unmount(self.layout)
+            shutil.rmtree(self.layout.folder)
+        if self.layout.short_run_dir.is_dir():
+            shutil.rmtree(self.layout.short_run_dir)
+        with contextlib.suppress(OSError):
+            self.layout.folder.parent.rmdir()
+        self._release_hold()
+        return ended
+
+    def _release_hold(self) -> None:
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
+
+    def _gpu_daemons(self) -> list[Daemon]:
+        return [Daemon(pid=pid, starttime=starttime) for pid, starttime in gpu_entries(self.layout)]
+
+    def _bring_up(self, before: Record, settings: Settings) -> None:
+        claimed: Claim | None = None
+        record = before.model_copy(update={"settings": settings})
+        if not processes.alive(before.sshd):
+            claimed = claim(before.name, before.address or None, held=self._hold is not None)
+            record = record.model_copy(update={"address": claimed.address})
+        try:
+            write_record(self.layout, record)
+            disk.mount(self.layout, before.settings.root_size_mib, settings.root_size_mib)
+            lay_down(self.layout, record)
+            if claimed is not None:
+                self.layout.cut.unlink(missing_ok=True)
+                record = record.model_copy(update={"sshd": start_sshd(self.layout, claimed)})
+                write_record(self.layout, record)
+        finally:
+            if claimed is not None:
+                claimed.close()
+        if not processes.alive(before.supervisord):
+            record = record.model_copy(update={"supervisord": start_supervisord(self.layout)})
+            write_record(self.layout, record)
+        if record != before and self.cut_left_s() == 0:
+            wait_ready(self.layout, record)
+
+
+def all_sandboxes(project: Path | None = None) -> list[Sandbox]:
+    """Every sandbox of the project that has a record, by name."""
+    parent = folder_of(DEFAULT_NAME, project).parent
+    records = sorted(parent.glob("*/sandbox.json")) if parent.is_dir() else []
+    return [Sandbox(Layout(record.parent)) for record in records]
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
+    """One `up`, `down` or boot at a time, by a lock on the folder itself (a lock file would outlive the folder)."""
+    while True:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            if make:
+                continue
+            raise Refused(f"the sandbox in {folder} is gone", hint="bring it up: ops sandbox up") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # Whoever held the lock before may have deleted the folder.
+            if _same(folder, handle):
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _same(folder: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(folder), os.fstat(handle))
+    except FileNotFoundError:
+        return False
