@@ -67,10 +67,14 @@ class Host:
         """Run a command over SSH and return its stdout. Raises: CommandFailed."""
         return self.login(user).run(*command, timeout_s=timeout_s).stdout
 
-    def exec(self, *command: str, timeout_s: float = 30, stdin: bytes | None = None, check: bool = True) -> str:
+    def exec(
+        self, *command: str, timeout_s: float = 30, stdin: bytes | None = None, check: bool = True
+    ) -> str:
         """Run a command as root from outside, without SSH: evidence that no product code had a hand in."""
         interactive = ("--interactive",) if stdin is not None else ()
-        return docker("exec", *interactive, self.container, *command, timeout_s=timeout_s, stdin=stdin, check=check)
+        return docker(
+            "exec", *interactive, self.container, *command, timeout_s=timeout_s, stdin=stdin, check=check
+        )
 
     def inventory_entry(self) -> Inventory:
         """Return the host's variables for an inventory."""
@@ -179,11 +183,11 @@ class Lab:
 
     def names(self) -> list[str]:
         """Return the names of this checkout's hosts."""
-        return _containers("{{.Label \"ops-lab.name\"}}")
+        return _containers('{{.Label "ops-lab.name"}}')
 
     def _existing(self, name: str, kind: str) -> Host | None:
-        template = "{{.Label \"ops-lab.name\"}} {{.Label \"ops-lab.kind\"}} {{.Label \"ops-lab.address\"}} " + (
-            "{{.Label \"ops-lab.time-scale\"}}"
+        template = '{{.Label "ops-lab.name"}} {{.Label "ops-lab.kind"}} {{.Label "ops-lab.address"}} ' + (
+            '{{.Label "ops-lab.time-scale"}}'
         )
         for found, found_kind, address, scale in (line.split() for line in _containers(template)):
             if found == name:
@@ -199,9 +203,7 @@ class Lab:
     def _create(self, name: str, kind: str, settings: Settings, address: str | None = None) -> Host:
         image = ensure_image(kind)
         keys = make_keys(name)
-        payload = host_payload(
-            keys, time_scale=settings.time_scale, seed=settings.seed, noise=settings.noise
-        )
+        payload = host_payload(keys, time_scale=settings.time_scale, seed=settings.seed, noise=settings.noise)
         self._ensure_network()
         with locked("addresses"):
             host = Host(name, kind, address or _free_address(), keys, settings)
@@ -265,7 +267,16 @@ def _create_options(host: Host) -> Sequence[str]:
     options += [f"--shm-size={host.settings.shm_mib}m", "--restart=always", "--cgroupns=private"]
     options += [f"--cap-add={capability}" for capability in CAPABILITIES[host.kind]]
     if host.kind != "supervisord":
-        options += ["--tmpfs=/run", "--tmpfs=/run/lock", "--tmpfs=/tmp:exec", "--security-opt=apparmor=unconfined"]
+        options += [
+            "--tmpfs=/run",
+            "--tmpfs=/run/lock",
+            "--tmpfs=/tmp:exec",
+            "--security-opt=apparmor=unconfined",
+        ]
     if host.kind == "docker":
-        options += ["--cap-drop=SYS_RESOURCE", "--security-opt=seccomp=unconfined", "--volume=/var/lib/docker"]
+        options += [
+            "--cap-drop=SYS_RESOURCE",
+            "--security-opt=seccomp=unconfined",
+            "--volume=/var/lib/docker",
+        ]
     return options

@@ -15,9 +15,7 @@ from .machine import PREFIX, CommandFailed, docker, docker_client, locked, sh
 DEBIAN = "bookworm"
 """Its Python is 3.11, the oldest the project supports."""
 
-PACKAGES = (
-    "openssh-server,python3,python3-venv,python3-apt,iproute2,curl,ca-certificates,sudo,procps,cron,kmod,fish,tcsh"
-)
+PACKAGES = "openssh-server,python3,python3-venv,python3-apt,iproute2,curl,ca-certificates,sudo,procps,cron,kmod,fish,tcsh"
 DPKG_OPTIONS = tuple(f"path-exclude=/usr/share/{folder}/*" for folder in ("man", "doc", "locale"))
 IMAGE_FOLDER = Path(__file__).parent / "image"
 CA_FOLDER = Path("/usr/local/share/ca-certificates")
@@ -84,7 +82,14 @@ def _ensure_debian() -> str:
             with tempfile.TemporaryDirectory(prefix=f"{PREFIX}-") as folder:
                 archive = Path(folder) / "root.tar"
                 options = [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
-                argv = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", *options, DEBIAN]
+                argv = [
+                    "mmdebstrap",
+                    "--quiet",
+                    "--variant=minbase",
+                    f"--include={PACKAGES}",
+                    *options,
+                    DEBIAN,
+                ]
                 sh((*argv, archive), timeout_s=600)
                 docker("import", archive, tag, timeout_s=180)
     return tag
@@ -96,7 +101,17 @@ def _exists(tag: str) -> bool:
 
 def _build(tag: str, parent: str, context: bytes) -> None:
     # The classic builder: BuildKit needs a registry for its frontend, and a client without buildx cannot use it.
-    argv = ("env", "DOCKER_BUILDKIT=0", docker_client(), "build", "--tag", tag, "--build-arg", f"PARENT={parent}", "-")
+    argv = (
+        "env",
+        "DOCKER_BUILDKIT=0",
+        docker_client(),
+        "build",
+        "--tag",
+        tag,
+        "--build-arg",
+        f"PARENT={parent}",
+        "-",
+    )
     try:
         sh(argv, stdin=context, timeout_s=600)
     except CommandFailed as error:

@@ -45,7 +45,9 @@ class Login:
         """
         where = f"{self.user}@{self.address}:{self.port}: {shlex.join(command)}"
         try:
-            done = subprocess.run(self.argv(command), input=stdin, capture_output=True, timeout=timeout_s, check=False)
+            done = subprocess.run(
+                self.argv(command), input=stdin, capture_output=True, timeout=timeout_s, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise CommandFailed(f"{where}: still running after {timeout_s} s") from error
         stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")

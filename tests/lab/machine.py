@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAB_FOLDER = REPOSITORY / ".lab"
@@ -41,20 +42,29 @@ class CommandFailed(Exception):
     """A command of the lab ended with an unexpected status; the message has its words and the end of its output."""
 
 
-def sh(argv: Sequence[str | Path], *, timeout_s: float = 60, stdin: bytes | None = None, check: bool = True) -> str:
+def sh(
+    argv: Sequence[str | Path],
+    *,
+    timeout_s: float = 60,
+    stdin: bytes | None = None,
+    stdin_file: IO[bytes] | None = None,
+    check: bool = True,
+) -> str:
     """Run a command on this machine and return its stdout.
 
     Raises: CommandFailed when it exits non-zero (and `check`) or runs past `timeout_s`.
     """
     words = [str(word) for word in argv]
+    given = {"input": stdin} if stdin is not None else {"stdin": stdin_file or subprocess.DEVNULL}
     try:
-        done = subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+        done = subprocess.run(words, capture_output=True, timeout=timeout_s, check=False, **given)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired as error:
         raise CommandFailed(f"{' '.join(words)}: still running after {timeout_s} s") from error
+    stdout: str = done.stdout.decode(errors="replace")
     if check and done.returncode != 0:
-        tail = (done.stdout[-1500:] + done.stderr[-1500:]).decode(errors="replace").strip()
-        raise CommandFailed(f"{' '.join(words)}: exit {done.returncode}\n{tail}")
-    return done.stdout.decode(errors="replace")
+        output = stdout[-1500:] + done.stderr.decode(errors="replace")[-1500:]
+        raise CommandFailed(f"{' '.join(words)}: exit {done.returncode}\n{output.strip()}")
+    return stdout
 
 
 def docker(*words: str | Path, timeout_s: float = 60, stdin: bytes | None = None, check: bool = True) -> str:
@@ -65,6 +75,19 @@ def docker(*words: str | Path, timeout_s: float = 60, stdin: bytes | None = None
 def docker_client() -> str:
     """Return Debian's own client rather than a newer one on PATH, which may lack the builder that the daemon has."""
     return "/usr/bin/docker" if os.access("/usr/bin/docker", os.X_OK) else "docker"
+
+
+def export_image(image: str, folder: Path) -> None:
+    """Unpack the file system of an image into a folder. Raises: CommandFailed."""
+    container = docker("create", image).strip()
+    try:
+        exporting = subprocess.Popen((docker_client(), "export", container), stdout=subprocess.PIPE)
+        sh(("tar", "-x", "-p", "--numeric-owner", "-C", folder), stdin_file=exporting.stdout, timeout_s=180)
+        if exporting.wait() != 0:
+            raise CommandFailed(f"docker export of {image}: exit {exporting.returncode}")
+    finally:
+        docker("rm", container)
+    (folder / ".dockerenv").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -108,7 +131,10 @@ def _install_packages() -> None:
     environment = ("env", "DEBIAN_FRONTEND=noninteractive")
     try:
         sh((*environment, "apt-get", "update", "-q"), timeout_s=180)
-        sh((*environment, "apt-get", "install", "-y", "-q", "--no-install-recommends", *packages), timeout_s=600)
+        sh(
+            (*environment, "apt-get", "install", "-y", "-q", "--no-install-recommends", *packages),
+            timeout_s=600,
+        )
     except CommandFailed as error:
         raise Unavailable(f"cannot install {', '.join(packages)}: {str(error).splitlines()[-1]}") from error
 

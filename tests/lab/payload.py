@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
@@ -72,6 +71,14 @@ def host_payload(keys: Keys, *, time_scale: float, seed: int, noise: str) -> byt
     return buffer.getvalue()
 
 
+def key_archive(keys: Keys) -> bytes:
+    """Return a tar with nothing but the keys: enough to log in."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        _add_keys(archive, keys)
+    return buffer.getvalue()
+
+
 def _add_keys(archive: tarfile.TarFile, keys: Keys) -> None:
     add_file(archive, "etc/ssh/lab/host_key", keys.host_key.read_bytes(), mode=0o600)
     add_file(archive, "etc/ssh/lab/authorized_keys", keys.client_key.with_suffix(".pub").read_bytes())
@@ -120,7 +127,10 @@ def _pip_install(requirements: str, folder: Path) -> None:
     listing.write_text(requirements)
     platform = ("--python-version", HOST_PYTHON, "--implementation", "cp", "--only-binary", ":all:")
     quiet = ("--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps", "--require-hashes")
-    sh((sys.executable, "-m", "pip", "install", *quiet, *platform, "--target", folder, "-r", listing), timeout_s=180)
+    sh(
+        (sys.executable, "-m", "pip", "install", *quiet, *platform, "--target", folder, "-r", listing),
+        timeout_s=180,
+    )
 
 
 def _install_engine(folder: Path) -> None:
@@ -156,7 +166,7 @@ def _add_gpus(archive: tarfile.TarFile) -> None:
     engine = REPOSITORY / "ops/sandbox/engine"
     if not (engine / "nvidia_smi.py").exists():  # TODO goes when the engine is there
         return
-    script = f"#!/bin/sh\nexec {ENGINE_PYTHON} -I -S /opt/sglang/nvidia_smi.py \"$@\"\n"
+    script = f'#!/bin/sh\nexec {ENGINE_PYTHON} -I -S /opt/sglang/nvidia_smi.py "$@"\n'
     add_file(archive, "usr/local/bin/nvidia-smi", script.encode(), mode=0o755)
 
 
