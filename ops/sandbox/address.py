@@ -7,10 +7,10 @@ address while the host is down (`reboot`, `power_cut`). Invariant: an address is
 
 import contextlib
 import errno
-import os
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from ops.errors import Refused
 from ops.sandbox.layout import DEFAULT_NAME, SSH_PORT
@@ -131,23 +131,18 @@ def listener_of(address: str, port: int) -> str | None:
     inode = listening_inode(address, port)
     if inode is None:
         return None
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if any(
-                os.readlink(f"/proc/{entry}/fd/{fd}") == f"socket:[{inode}]" for fd in os.listdir(f"/proc/{entry}/fd")
-            ):
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    command = file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-                return f"pid {entry} ({command})"
+            if any(str(handle.readlink()) == f"socket:[{inode}]" for handle in (entry / "fd").iterdir()):
+                command = (entry / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+                return f"pid {entry.name} ({command.decode(errors='replace')})"
     return "a process of another user"
 
 
 def listening_inode(address: str, port: int) -> int | None:
     """Socket inode of the listener on exactly address:port or on every address. Source: proc(5), /proc/net/tcp."""
     wanted = {f"{_hex(address)}:{port:04X}", f"00000000:{port:04X}"}
-    with open("/proc/net/tcp") as table:
+    with Path("/proc/net/tcp").open() as table:
         for line in table:
             fields = line.split()
             if fields[3] == "0A" and fields[1] in wanted:

@@ -42,9 +42,7 @@ def wait_ready(layout: Layout, record: Record) -> None:
     _wait(record.supervisord, lambda: _accepts(layout.socket), "supervisord", layout.log / "supervisord.out")
 
 
-def detach(
-    argv: Sequence[str], variables: Mapping[str, str], log: Path, cwd: Path, fds: Sequence[int] = ()
-) -> Daemon:
+def detach(argv: Sequence[str], variables: Mapping[str, str], log: Path, cwd: Path, fds: Sequence[int] = ()) -> Daemon:
     """Start a process that outlives this one: own session, parent init, output appended to `log`.
 
     Raises: HostError when it ends at once.

@@ -38,7 +38,7 @@ def unmount(layout: Layout) -> None:
 
 def _run(argv: list[str], what: str) -> None:
     try:
-        done = subprocess.run(argv, capture_output=True, text=True)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise Refused(f"cannot {what}: {error}", hint="a size-limited root folder needs mount(8) and root") from error
     if done.returncode:
@@ -55,10 +55,10 @@ def fill(layout: Layout) -> int:
     """
     if not os.path.ismount(layout.root):
         raise Refused(
-            f"disk-full needs a root folder of limited size, and {layout.root} is a plain folder of this machine's disk",
+            f"disk-full needs a root folder of limited size; {layout.root} is a plain folder of this machine's disk",
             hint="as a user that may mount: ops sandbox down, then ops sandbox up --root-size-mib 64",
         )
-    with open(layout.ballast, "ab", buffering=0) as ballast:
+    with layout.ballast.open("ab", buffering=0) as ballast:
         for chunk in (1 << 20, 1 << 16, 4096, 1):
             while _append(ballast.fileno(), b"\0" * chunk):
                 pass

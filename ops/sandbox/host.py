@@ -299,6 +299,6 @@ def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
 
 def _same(folder: Path, handle: int) -> bool:
     try:
-        return os.path.samestat(os.stat(folder), os.fstat(handle))
+        return os.path.samestat(folder.stat(), os.fstat(handle))
     except FileNotFoundError:
         return False

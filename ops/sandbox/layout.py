@@ -46,7 +46,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    time_scale: float = Field(default=10.0, gt=0, le=1000)
+    time_scale: float = Field(default=10.0, ge=0.1, le=1000)
     noise: Literal["off", "story"] = "story"
     seed: int = Field(default=1, ge=0)
     load_s: float = Field(default=8.0, ge=0, le=7200)
@@ -218,5 +218,5 @@ def write_file(path: Path, text: str, mode: int = 0o644) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
-    os.chmod(temporary, mode)
-    os.replace(temporary, path)
+    Path(temporary).chmod(mode)
+    Path(temporary).replace(path)

@@ -94,7 +94,7 @@ def config_bytes(config: dict[str, Any]) -> bytes:
 
 
 def weights_bytes(tensor: str, fill: int) -> bytes:
-    """A safetensors file with one bfloat16 tensor of 64 values. Source: the format's README (header length, JSON, data)."""
+    """A safetensors file with one bfloat16 tensor of 64 values. Source: the format's README."""
     data = bytes([fill]) * 128
     header = json.dumps({tensor: {"dtype": "BF16", "shape": [8, 8], "data_offsets": [0, len(data)]}}).encode()
     header += b" " * (-len(header) % 8)

@@ -116,10 +116,8 @@ def kill_members(folder: Path, gpu_holders: Iterable[Daemon] = (), *, within_s: 
 
 def _all(folder: Path | None) -> Iterator[Process]:
     marker = f"{MARKER}={folder}".encode(errors="surrogateescape") if folder else b""
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        pid = int(entry)
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
         stat = _stat(pid)
         if stat is None:
             continue
@@ -145,20 +143,18 @@ def _stat(pid: int) -> tuple[int, int, int] | None:
 
 def _read(pid: int, name: str) -> bytes:
     try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         # Gone, or another user's: neither can be a member that this user could end.
         return b""
 
 
 def _uses(pid: int, folder: Path) -> bool:
-    prefix = f"{folder}{os.sep}"
-    paths = [f"/proc/{pid}/cwd"]
+    links = [Path(f"/proc/{pid}/cwd")]
     with contextlib.suppress(OSError):
-        paths += [f"/proc/{pid}/fd/{entry}" for entry in os.listdir(f"/proc/{pid}/fd")]
-    for path in paths:
+        links += Path(f"/proc/{pid}/fd").iterdir()
+    for link in links:
         with contextlib.suppress(OSError):
-            if os.readlink(path).startswith(prefix):
+            if link.readlink().is_relative_to(folder):
                 return True
     return False

@@ -5,6 +5,7 @@ Everything here is idempotent: a second call changes nothing that is right alrea
 
 import importlib.util
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -81,9 +82,7 @@ def _engine(layout: Layout, record: Record) -> None:
     layout.simulation.mkdir(exist_ok=True)
     write_simulation(
         layout.simulation,
-        Simulation(
-            time_scale=settings.time_scale, noise=settings.noise, seed=settings.seed, load_s=settings.load_s
-        ),
+        Simulation(time_scale=settings.time_scale, noise=settings.noise, seed=settings.seed, load_s=settings.load_s),
     )
 
 
@@ -111,7 +110,7 @@ def _nvidia_smi(layout: Layout) -> None:
         source = Path(str(module.__file__))
         _write_if_changed(layout.bin / source.name, source.read_text())
     command = shlex.join([str(layout.engine_python), "-I", "-S", str(layout.bin / "nvidia_smi.py")])
-    script = f"#!/bin/sh\n# Stub: shows the GPUs of the simulated engine.\nexec {command} \"$@\"\n"
+    script = f'#!/bin/sh\n# Stub: shows the GPUs of the simulated engine.\nexec {command} "$@"\n'
     _write_if_changed(layout.bin / "nvidia-smi", script, mode=0o755)
 
 
@@ -133,6 +132,7 @@ logfile_backups=1
 pidfile={_ini(layout.folder)}/supervisord.pid
 childlogdir={log}
 directory={_ini(layout.home)}
+{"user=root" if os.getuid() == 0 else ""}
 
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
@@ -193,7 +193,7 @@ def _ssh(path: Path) -> str:
 
 def inventory(layout: Layout, record: Record) -> str:
     hosts = {"all": {"hosts": {record.name: host_variables(layout, record)}}}
-    header = f"# The sandbox {record.name}; made by 'ops sandbox up'. Use it with: ops ... --inventory {layout.inventory}\n"
+    header = f"# The sandbox {record.name}, made by 'ops sandbox up': ops ... --inventory {layout.inventory}\n"
     return header + yaml.safe_dump(hosts, sort_keys=False, width=1000, default_flow_style=False)
 
 
