@@ -1,0 +1,1 @@
+"""The engine contract: what the pinned SGLang accepts, prints and does. Pure."""
