@@ -1,1 +1,1 @@
-"""The engine contract: what the pinned SGLang accepts, prints and does. Pure."""
+"""The engine contract (SGLang), as pure readings: flag tables by version, load phases, causes of death."""

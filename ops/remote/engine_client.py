@@ -29,7 +29,12 @@ def request(emit, *, address, port, method, path, body=None, timeout_s=10.0, api
     try:
         status, raw = _exchange(address, port, method, path, body, started + timeout_s, api_key)
     except (OSError, http.client.HTTPException, Cut) as error:
-        return {"status": None, "body": None, "elapsed_s": time.monotonic() - started, "error": _words(error, timeout_s)}
+        return {
+            "status": None,
+            "body": None,
+            "elapsed_s": time.monotonic() - started,
+            "error": _words(error, timeout_s),
+        }
     return {"status": status, "body": _parsed(raw), "elapsed_s": time.monotonic() - started, "error": ""}
 
 
@@ -130,7 +135,10 @@ def _receive(connection, path, body, deadline, stream, api_key, found):
     """Feed the answer into `found`; return (status, error)."""
     sock, response = _send(connection, "POST", path, body, deadline, api_key)
     if response.status != 200:
-        return response.status, f"HTTP {response.status}: {_read(sock, response, deadline)[:300].decode(errors='replace')}"
+        return (
+            response.status,
+            f"HTTP {response.status}: {_read(sock, response, deadline)[:300].decode(errors='replace')}",
+        )
     if not stream:
         answer = _parsed(_read(sock, response, deadline))
         if not isinstance(answer, dict):
@@ -183,12 +191,13 @@ class _Collected:
         ids = chunk.get("output_ids") or []
         if ids or chunk.get("text"):
             self._arrived(at)
-        # Chunks are cumulative unless the server runs with --stream-output: then each brings the new part only.
+        # Chunks are cumulative unless the server runs with --incremental-streaming-output: then each brings the new
+        # part only. Source: SGLang 0.5.23 srt/managers/tokenizer_manager.py:2625-2664.
         if len(ids) >= (self.meta.get("completion_tokens") or 0):
-            self.ids, self.text = list(ids), chunk.get("text", "")
+            self.ids, self.text = list(ids), chunk.get("text") or ""
         else:
             self.ids += ids
-            self.text += chunk.get("text", "")
+            self.text += chunk.get("text") or ""
 
     def _add_chat(self, chunk, at):
         self.meta = {**self.meta, **(chunk.get("usage") or {})}

@@ -95,7 +95,7 @@ def last_start_offset(log):
     return base + found if found >= 0 else 0
 
 
-def stop(emit, *, instance_dir, supervisor, ports, timeout_s, want_stopped=False):
+def stop(emit, *, instance_dir, supervisor, ports, deadline_s, want_stopped=False):
     """Stop everything of this instance and prove it.
 
     SIGTERM through the supervisor, its deadline, SIGKILL of what is left (only processes that carry the instance's marker),
@@ -107,7 +107,7 @@ def stop(emit, *, instance_dir, supervisor, ports, timeout_s, want_stopped=False
         _want(instance_dir, "stopped")
     before = {p["pid"]: p for p in processes.ours(instance_dir)}
     emit({"say": f"stopping {len(before)} processes"})
-    supervisors.get(supervisor).stop(timeout_s)
+    supervisors.get(supervisor).stop(deadline_s)
     killed = _kill_rest(instance_dir, before)
     deadline = time.monotonic() + _RELEASE_WAIT_S
     while True:
@@ -129,9 +129,9 @@ def stop(emit, *, instance_dir, supervisor, ports, timeout_s, want_stopped=False
 
 
 def _kill_rest(instance_dir, before):
-    killed = []
+    killed: list[int] = []
     for _ in range(100):
-        rest = [p for p in processes.ours(instance_dir)]
+        rest = processes.ours(instance_dir)
         known = {p["pid"] for p in rest}
         rest += [p for pid, p in before.items() if pid not in known and processes.alive(pid, p["starttime"])]
         if not rest:
@@ -144,16 +144,20 @@ def _kill_rest(instance_dir, before):
                     continue
                 killed.append(process["pid"])
         time.sleep(_POLL_S)
-    raise VerbError("processes of this instance survive SIGKILL: " + ", ".join(f"{p['pid']} {p['title']}" for p in rest))
+    raise VerbError(
+        "processes of this instance survive SIGKILL: " + ", ".join(f"{p['pid']} {p['title']}" for p in rest)
+    )
 
 
 def _still_held(listeners, holders):
     parts = [f"port {e['port']} is held by pid {e['pid']} ({e['user']}: {e['title']})" for e in listeners]
-    parts += [f"{h['used_mib']} MiB of GPU {h['gpu_uuid']} are held by pid {h['pid']} ({h['process_name']})" for h in holders]
+    parts += [
+        f"{h['used_mib']} MiB of GPU {h['gpu_uuid']} are held by pid {h['pid']} ({h['process_name']})" for h in holders
+    ]
     return "stopped, but " + "; ".join(parts)
 
 
-def drain(emit, *, instance_dir, port, address, api_key, timeout_s):
+def drain(emit, *, instance_dir, port, address, api_key, deadline_s):
     """Mark the instance as taking no traffic and wait until the engine reports no running request.
 
     Returns {running: int|None (None: the engine does not answer, so there is nothing to wait for), seconds (wall)}.
@@ -162,7 +166,7 @@ def drain(emit, *, instance_dir, port, address, api_key, timeout_s):
     begun = time.monotonic()
     while True:
         running = probe.running_requests(address, port, api_key)
-        if not running or time.monotonic() - begun > timeout_s:
+        if not running or time.monotonic() - begun > deadline_s:
             return {"running": running, "seconds": round(time.monotonic() - begun, 3)}
         emit({"say": f"waiting for {running} running requests"})
         time.sleep(0.25)

@@ -16,7 +16,12 @@ def nvidia_smi(*argv, timeout_s=20.0):
         return None
     try:
         done = subprocess.run(
-            ["nvidia-smi", *argv], capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+            ["nvidia-smi", *argv],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         return None
@@ -33,7 +38,8 @@ def gpu_holders():
     if text is None:
         return None
     return [
-        {"pid": int(row[0]), "gpu_uuid": row[1], "used_mib": _number(row[2]), "process_name": row[3]} for row in _rows(text)
+        {"pid": int(row[0]), "gpu_uuid": row[1], "used_mib": _number(row[2]), "process_name": row[3]}
+        for row in _rows(text)
     ]
 
 

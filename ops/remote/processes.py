@@ -143,7 +143,7 @@ def _address(text, width):
 
 
 def _socket_owners(inodes):
-    owners = {}
+    owners: dict[str, int] = {}
     for pid in all_pids():
         try:
             handles = os.listdir(f"/proc/{pid}/fd")

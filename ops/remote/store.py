@@ -113,7 +113,7 @@ def verify(emit, *, instance_dir, release, hashes):
 
 def links(instance_dir):
     """{link: release id or None} for the four links."""
-    found = {}
+    found: dict[str, "str | None"] = {}
     for name in LINKS:
         try:
             found[name] = os.path.basename(os.readlink(os.path.join(instance_dir, name)))

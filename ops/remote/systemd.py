@@ -85,7 +85,11 @@ class Supervisor:
         # The second trigger covers a deadline whose first run found the clock a second short.
         argv += ["--on-unit-active=5s", "--timer-property=AccuracySec=500ms"]
         done = subprocess.run(
-            [*argv, "/bin/sh", script, "expire", self.instance_dir], capture_output=True, text=True, timeout=30, check=False
+            [*argv, "/bin/sh", script, "expire", self.instance_dir],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
         if done.returncode != 0:
             raise VerbError(f"the guard's timer could not be set: {done.stderr.strip()}")

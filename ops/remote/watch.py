@@ -35,15 +35,15 @@ class _Tail:
         return [part.decode(errors="replace") for part in parts]
 
 
-def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, port, timeout_s):
-    """Stream the log until the engine answers /health with 200 on our own socket, dies, or `timeout_s` (wall) is over.
+def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, port, deadline_s):
+    """Stream the log until the engine answers /health with 200 on our own socket, dies, or `deadline_s` (wall) is over.
 
     Events: {"lines": [...], "offset": n} (resume with that offset). Returns {"outcome": serving|died|timed-out|undone, "offset",
     "health": last status}. `undone`: the guard or another client took this run's release away.
     """
     tail = _Tail(log, log_offset)
-    deadline = time.monotonic() + timeout_s
-    answers = queue.SimpleQueue()
+    deadline = time.monotonic() + deadline_s
+    answers: queue.SimpleQueue = queue.SimpleQueue()
     stop = threading.Event()
     threading.Thread(target=_poll_health, args=(answers, stop, pid, address, port), daemon=True).start()
     health = None

@@ -1,0 +1,1 @@
+"""SSH to hosts (fabric, only here) and the agent session that runs over it."""

@@ -1,0 +1,186 @@
+"""A host over SSH: one connection a command, calls that survive a broken connection.
+
+Host keys are always checked. Every agent verb may be repeated, so after a broken connection a call is simply made again.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fabric
+import paramiko
+
+from ops.errors import ConnectionLost, HostError, RemoteFailed, Unreachable
+from ops.hosts.clock import HostClock
+from ops.hosts.session import AgentError, CallTimedOut, ChannelClosed, Event, Session, command
+from ops.model.inventory import HostSpec
+
+_CONNECT_TIMEOUT_S = 10
+_RECONNECT_S = 60.0
+_BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 4.0)
+_KEEPALIVE_S = 5
+
+
+class SshHost:
+    """One host; `call` runs a verb of the agent there."""
+
+    def __init__(self, spec: HostSpec, *, reconnect_s: float = _RECONNECT_S) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.clock = HostClock(spec.time_scale)
+        self._reconnect_s = reconnect_s
+        self._lock = threading.Lock()
+        self._connection: fabric.Connection | None = None
+        self._session: Session | None = None
+
+    def connect(self) -> None:
+        """Connect and start the agent. Raises: Unreachable."""
+        with self._lock:
+            self._open()
+
+    def call(
+        self,
+        verb: str,
+        *,
+        timeout_s: float = 30.0,
+        on_event: Callable[[Event], None] | None = None,
+        on_reconnect: Callable[[str], None] | None = None,
+        **args: Any,
+    ) -> Any:
+        """Run `verb` with `args` on the host; `timeout_s` is wall time.
+
+        Raises: Unreachable (never connected), ConnectionLost (broke and did not come back), RemoteFailed (the verb raised),
+        HostError (no answer in time).
+        """
+        lost_at: float | None = None
+        attempt = 0
+        while True:
+            try:
+                with self._lock:
+                    session = self._open()
+                return session.call(verb, args, timeout_s, on_event)
+            except AgentError as error:
+                raise RemoteFailed(str(error), kind=error.kind, host=self.name) from error
+            except CallTimedOut as error:
+                raise HostError(str(error), host=self.name) from error
+            except (ChannelClosed, Unreachable) as error:
+                if lost_at is None and isinstance(error, Unreachable) and self._connection is None:
+                    raise
+                lost_at = lost_at or time.monotonic()
+                self._drop()
+                if time.monotonic() - lost_at > self._reconnect_s:
+                    raise ConnectionLost(
+                        f"the SSH connection broke and did not come back within {self._reconnect_s:.0f} s: {error}",
+                        host=self.name,
+                    ) from error
+                if on_reconnect is not None and attempt == 0:
+                    on_reconnect("SSH connection lost, reconnecting")
+                time.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
+                attempt += 1
+
+    @contextmanager
+    def fresh(self) -> Iterator["SshHost"]:
+        """A second, new connection: proof that the host can still be reached by whoever comes next."""
+        other = SshHost(self.spec, reconnect_s=self._reconnect_s)
+        try:
+            other.connect()
+            yield other
+        finally:
+            other.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop_locked(forget=True)
+
+    def _drop(self) -> None:
+        with self._lock:
+            self._drop_locked(forget=False)
+
+    def _drop_locked(self, *, forget: bool) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        if self._connection is not None:
+            self._connection.close()
+            if forget:
+                self._connection = None
+
+    def _open(self) -> Session:
+        if self._session is not None:
+            return self._session
+        connection = _connection(self.spec)
+        try:
+            connection.open()
+            transport = connection.transport
+            transport.set_keepalive(_KEEPALIVE_S)
+            channel = transport.open_session(timeout=_CONNECT_TIMEOUT_S)
+            channel.exec_command(command(self.spec.engine_python, self.spec.search_path, self.spec.become))
+            session = Session(channel)
+            session.hello(timeout_s=20.0)
+        except ChannelClosed as error:
+            connection.close()
+            raise Unreachable(
+                f"connected, but the agent did not start: {error}",
+                hint=f"look at `{self.spec.engine_python}` on the host (ops_engine_python), and at sudo when ansible_become is set",
+                host=self.name,
+            ) from error
+        except Exception as error:
+            connection.close()
+            raise _unreachable(self.spec, error) from error
+        self._connection, self._session = connection, session
+        return session
+
+
+def _connection(spec: HostSpec) -> fabric.Connection:
+    config = fabric.Config(overrides={"run": {"hide": True}})
+    kwargs: dict[str, Any] = {"banner_timeout": 15, "auth_timeout": 15}
+    if spec.key_file:
+        kwargs |= {"key_filename": spec.key_file, "look_for_keys": False, "allow_agent": False}
+    connection = fabric.Connection(
+        host=spec.address,
+        user=spec.user,
+        port=spec.port,
+        config=config,
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        connect_kwargs=kwargs,
+    )
+    client = paramiko.SSHClient()
+    client.set_missing_host_key_policy(paramiko.RejectPolicy())
+    known_hosts = Path(spec.known_hosts).expanduser()
+    if known_hosts.is_file():
+        client.load_host_keys(str(known_hosts))
+    connection.client = client
+    return connection
+
+
+def _unreachable(spec: HostSpec, error: Exception) -> Unreachable:
+    where = f"{spec.user + '@' if spec.user else ''}{spec.address}:{spec.port}"
+    what, hint = _explain(spec, error)
+    return Unreachable(f"{what} ({where})", hint=hint, host=spec.name)
+
+
+def _explain(spec: HostSpec, error: Exception) -> tuple[str, str]:
+    if isinstance(error, paramiko.BadHostKeyException):
+        return (
+            f"its SSH host key is not the one in {spec.known_hosts}",
+            "if the host was reinstalled, replace its line there; if not, do not connect: somebody else may answer",
+        )
+    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
+        return (
+            f"its SSH host key is not in {spec.known_hosts}",
+            f"verify the key, then: ssh-keyscan -p {spec.port} {spec.address} >> {spec.known_hosts}",
+        )
+    if isinstance(error, (paramiko.AuthenticationException, paramiko.PasswordRequiredException)):
+        return "permission denied by SSH", "check ansible_user and ansible_ssh_private_key_file in the inventory"
+    if isinstance(error, socket.gaierror):
+        return f"its name {spec.address} cannot be resolved", "check ansible_host in the inventory"
+    if isinstance(error, FileNotFoundError):
+        return f"a file that SSH needs is missing: {error}", "check ansible_ssh_private_key_file in the inventory"
+    hint = "is the host up, and is this its SSH port?"
+    if spec.name == "sandbox" or spec.time_scale != 1:
+        hint = "is the sandbox up? `ops sandbox up`"
+    return f"no SSH connection: {str(error) or type(error).__name__}", hint

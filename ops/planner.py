@@ -1,0 +1,120 @@
+"""What a run will do, and what undoes it.
+
+Pure functions of profile, links and journal, so that any process can compute what another one would have done next. The proof
+obligation: from every point at which a run can stop, `recovery` leads to the last good release serving, and running it twice
+is the same as running it once (each step looks first).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ops.model.plan import Plan, Step
+from ops.model.profile import Profile
+from ops.model.state import Armed, Links, touched
+
+
+def guard_deadline_s(profile: Profile) -> float:
+    """How long the host waits for a confirmation, from arming on (engine seconds)."""
+    t = profile.timeouts
+    return t.drain_timeout_s + t.stop_timeout_s + t.load_timeout_s + t.gate_timeout_s + t.guard_margin_s
+
+
+def deploy_plan(release: str, profile: Profile, *, fallback: str | None) -> Plan:
+    """Replace what serves by `release`. `fallback`: a baseline release to stage beside it, so that it is ready when needed."""
+    return Plan(
+        steps=(
+            Step(kind="stage", args={"release": release, "fallback": fallback}),
+            *_switch(release, profile, subset="deploy"),
+            Step(kind="prune", args={"keep": profile.keep_releases}),
+        )
+    )
+
+
+def rollback_plan(release: str, profile: Profile, *, staged: bool) -> Plan:
+    """Go back to `release`, which is on the host already unless `staged` is False."""
+    stage = () if staged else (Step(kind="stage", args={"release": release, "fallback": None}),)
+    return Plan(steps=(*stage, *_switch(release, profile, subset="rollback")))
+
+
+def _switch(release: str, profile: Profile, *, subset: str) -> tuple[Step, ...]:
+    return (
+        Step(kind="arm", args={"release": release, "deadline_s": guard_deadline_s(profile)}),
+        Step(kind="drain"),
+        Step(kind="stop"),
+        Step(kind="activate", args={"release": release}),
+        Step(kind="start", args={"release": release}),
+        Step(kind="gate", args={"release": release, "subset": subset}),
+        Step(kind="confirm", args={"release": release}),
+        Step(kind="admit", args={"release": release}),
+    )
+
+
+def start_plan(release: str) -> Plan:
+    """Start what is current and let it take traffic when it passes."""
+    return Plan(
+        steps=(
+            Step(kind="start", args={"release": release}),
+            Step(kind="gate", args={"release": release, "subset": "rollback"}),
+            Step(kind="admit", args={"release": release}),
+        )
+    )
+
+
+def stop_plan() -> Plan:
+    """Take traffic away, stop, and stay stopped over boots."""
+    return Plan(steps=(Step(kind="drain"), Step(kind="stop", args={"want_stopped": True})))
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How to end a run that did not end itself.
+
+    Attributes:
+        target: the release that will serve; None: nothing served before and nothing will.
+        plan: the steps; empty when the host is as it was.
+        committed: the run had passed its commit point, so it is finished, not undone.
+    """
+
+    target: str | None
+    plan: Plan
+    committed: bool = False
+
+
+def recovery(
+    events: Sequence[Mapping[str, Any]], links: Links, armed: Armed | None, confirmed: Armed | None, deadline_s: float
+) -> Recovery:
+    """Compute how to end a run from what lies on the host.
+
+    Args: events: the run's journal events. armed, confirmed: the guard's markers. deadline_s: how long the guard waits for
+        this recovery (engine seconds).
+    """
+    if confirmed is not None:
+        release = confirmed.release
+        return Recovery(release, Plan(steps=(Step(kind="finish"), Step(kind="admit", args={"release": release}))), True)
+    if any(e.get("event") == "committed" for e in events):
+        release = next(e["release"] for e in events if e.get("event") == "committed")
+        return Recovery(release, Plan(steps=(Step(kind="admit", args={"release": release}),)), True)
+    target = links.last_good or links.baseline
+    if armed is None and not touched(events, "stop"):
+        return Recovery(links.current, Plan(steps=()))
+    if not touched(events, "stop"):
+        back = (Step(kind="admit", args={"release": links.current}),) if links.current else ()
+        return Recovery(links.current, Plan(steps=(Step(kind="disarm"), *back)))
+    if target is None:
+        steps = (Step(kind="stop", args={"want_stopped": True}), Step(kind="activate", args={"release": None}))
+        return Recovery(None, Plan(steps=(*steps, Step(kind="disarm"))))
+    return Recovery(
+        target,
+        Plan(
+            steps=(
+                Step(kind="rearm", args={"release": target, "deadline_s": deadline_s}),
+                Step(kind="stop"),
+                Step(kind="activate", args={"release": target}),
+                Step(kind="start", args={"release": target}),
+                Step(kind="gate", args={"release": target, "subset": "rollback"}),
+                Step(kind="confirm", args={"release": target}),
+                Step(kind="admit", args={"release": target}),
+            )
+        ),
+    )

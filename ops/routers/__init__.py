@@ -1,0 +1,1 @@
+"""Routers: what sends traffic to hosts. One file each; found by name."""

@@ -1,0 +1,153 @@
+"""A run: one command's work on one host, with its identity, its releases and its line to the journal."""
+
+import getpass
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ops.errors import ConfigError, GuardActed, RemoteFailed
+from ops.model.gate import GateReport, Subset
+from ops.model.ports import Host, Reporter, Router
+from ops.model.profile import Profile
+from ops.model.release import Release
+from ops.model.state import Facts
+
+GateRunner = Callable[["Run", str, Subset], GateReport]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who does this run, and from where."""
+
+    run: str
+    user: str
+    host: str
+    pid: int
+    pid_start: int | None
+
+    @classmethod
+    def new(cls) -> "Identity":
+        from ops.remote import processes
+
+        facts = processes.stat(os.getpid())
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        return cls(
+            run=f"{stamp}-{secrets.token_hex(3)}",
+            user=getpass.getuser(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pid_start=facts["starttime"] if facts else None,
+        )
+
+    def lock_document(self, message: str) -> dict[str, Any]:
+        return {
+            "owner": self.user,
+            "host": self.host,
+            "pid": self.pid,
+            "pid_start": self.pid_start,
+            "run": self.run,
+            "since": round(time.time(), 3),
+            "message": message,
+        }
+
+
+@dataclass
+class Run:
+    """What the steps of one run share.
+
+    Attributes:
+        releases: what this run rendered, by release id; other releases are known by their manifest on the host.
+        secrets: values of the profile's secret variables, read where `ops` runs.
+        seconds: engine seconds each step took.
+        armed: the guard watches this run.
+    """
+
+    host: Host
+    router: Router
+    identity: Identity
+    reporter: Reporter
+    gate: GateRunner
+    facts: Facts
+    releases: dict[str, Release] = field(default_factory=dict)
+    api_key: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    reports: list[GateReport] = field(default_factory=list)
+    started: dict[str, Any] = field(default_factory=dict)
+    armed: bool = False
+    sequence: int = 0
+
+    @property
+    def instance_dir(self) -> str:
+        return self.host.spec.instance_dir
+
+    @property
+    def supervisor(self) -> dict[str, Any]:
+        return supervisor_of(self.host)
+
+    def say(self, text: str) -> None:
+        self.reporter.say(self.host.name, text)
+
+    def call(self, verb: str, **kwargs: Any) -> Any:
+        """Run a verb on this instance; a verb that finds this run undone raises GuardActed."""
+        try:
+            return self.host.call(verb, instance_dir=self.instance_dir, on_reconnect=self.say, **kwargs)
+        except RemoteFailed as error:
+            if any(text in error.message for text in ("undone this run", "undoing this run", "no longer owns")):
+                raise GuardActed(
+                    f"{error.message}: its deadline passed, the host rebooted, or another client took over",
+                    hint=f"ops status --host {self.host.name}",
+                    host=self.host.name,
+                ) from error
+            raise
+
+    def journal(self, event: str, *, fenced: bool = True, **fields: Any) -> None:
+        self.call("journal.append", event={"run": self.identity.run, "event": event, **fields}, fenced=fenced)
+
+    def next_sequence(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def observe(self, **kwargs: Any) -> Facts:
+        """Look at the host again and keep what was seen."""
+        self.facts = observe(self.host, **kwargs)
+        return self.facts
+
+    def manifest(self, release: str) -> Mapping[str, Any]:
+        """The manifest of a release: rendered by this run, or as it lies on the host."""
+        if release in self.releases:
+            return self.releases[release].manifest
+        manifest = self.facts["manifests"].get(release)
+        if manifest is None:
+            raise ConfigError(f"release {release} has no manifest on the host", host=self.host.name)
+        return dict(manifest)
+
+    def profile(self, release: str) -> Profile:
+        """The profile that `release` was rendered from."""
+        return Profile.model_validate(self.manifest(release)["profile"])
+
+    def address(self, release: str) -> str:
+        """The address the engine of `release` binds on this host."""
+        return self.host.spec.bind or self.profile(release).engine.host
+
+
+def supervisor_of(host: Host) -> dict[str, Any]:
+    """How the agent finds the host's supervisor."""
+    spec = host.spec
+    return {
+        "kind": spec.supervisor,
+        "instance": spec.instance,
+        "instance_dir": spec.instance_dir,
+        "conf": spec.supervisor_conf or "/etc/supervisor/supervisord.conf",
+    }
+
+
+def observe(host: Host, **kwargs: Any) -> Facts:
+    """One read-only pass over the host (see `ops.remote.facts`)."""
+    found: Facts = host.call(
+        "facts.observe", instance_dir=host.spec.instance_dir, supervisor=supervisor_of(host), timeout_s=60.0, **kwargs
+    )
+    return found

@@ -1,0 +1,17 @@
+"""Mark the release pending and arm the guard: from here the host goes back by itself if nobody confirms."""
+
+from typing import Any
+
+from ops.run import Run
+
+
+def do(run: Run, *, release: str, deadline_s: float) -> dict[str, Any]:
+    run.call(
+        "guard.arm",
+        run=run.identity.run,
+        release=release,
+        deadline_s=run.host.clock.to_wall_s(deadline_s),
+        supervisor=run.supervisor,
+    )
+    run.armed = True
+    return {"deadline_s": deadline_s}

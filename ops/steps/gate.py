@@ -1,0 +1,31 @@
+"""Judge the running engine; the verdicts go to the journal whatever they are."""
+
+from typing import Any
+
+from ops.errors import GateFailed
+from ops.model.gate import Subset
+from ops.model.verdict import Outcome, not_passed
+from ops.run import Run
+
+
+def do(run: Run, *, release: str, subset: str) -> dict[str, Any]:
+    report = run.gate(run, release, Subset(subset))
+    run.reports.append(report)
+    run.journal(
+        "gated",
+        release=release,
+        subset=subset,
+        outcome=report.outcome.value,
+        verdicts=[v.model_dump(mode="json") for v in report.verdicts],
+        figures=report.figures,
+        notes=list(report.notes),
+        seconds=report.seconds,
+    )
+    if report.outcome is not Outcome.PASS:
+        problems = not_passed(report.verdicts)
+        raise GateFailed(
+            f"the gate did not pass: {'; '.join(v.line() for v in problems)}",
+            hint=problems[0].remedy if problems else "",
+            host=run.host.name,
+        )
+    return {"outcome": report.outcome.value, "figures": report.figures, "seconds": report.seconds}

@@ -1,0 +1,17 @@
+"""Arm the guard anew for the way back; refused when the guard is already on it."""
+
+from typing import Any
+
+from ops.run import Run
+
+
+def do(run: Run, *, release: str, deadline_s: float) -> dict[str, Any]:
+    run.call(
+        "guard.rearm",
+        run=run.identity.run,
+        release=release,
+        deadline_s=run.host.clock.to_wall_s(deadline_s),
+        supervisor=run.supervisor,
+    )
+    run.armed = True
+    return {"deadline_s": deadline_s}

@@ -1,0 +1,85 @@
+"""Start the engine and follow its log until it answers /health on our own socket, dies, or its time is over."""
+
+import time
+from typing import Any
+
+from ops.engine import log
+from ops.errors import EngineDied, GuardActed, StepFailed
+from ops.run import Run
+
+_LINES_KEPT = 400
+
+
+def do(run: Run, *, release: str) -> dict[str, Any]:
+    profile = run.profile(release)
+    started = run.call("lifecycle.start", supervisor=run.supervisor)
+    run.started = started
+    begun = time.monotonic()
+    watcher = _Watcher(run, begun, expected_s(run))
+    found = run.call(
+        "watch.start",
+        run=run.identity.run if run.armed else None,
+        pid=started["pid"],
+        starttime=started["starttime"],
+        log=started["log"],
+        log_offset=started["log_offset"],
+        address=run.address(release),
+        port=profile.engine.port,
+        deadline_s=run.host.clock.to_wall_s(profile.timeouts.load_timeout_s),
+        timeout_s=run.host.clock.to_wall_s(profile.timeouts.load_timeout_s) + 60.0,
+        on_event=watcher,
+    )
+    load_s = run.host.clock.from_wall_s(time.monotonic() - begun)
+    if found["outcome"] == "undone":
+        raise GuardActed(
+            "the release was undone while it loaded: its deadline passed, the host rebooted, or another client took over",
+            hint=f"ops status --host {run.host.name}",
+            host=run.host.name,
+        )
+    if found["outcome"] == "died":
+        cause = log.cause_of_death(watcher.lines)
+        shown = "\n".join(f"    {line}" for line in log.relevant_lines(watcher.lines))
+        raise EngineDied(
+            f"the engine died in phase '{watcher.phase}' after {load_s:.0f} s: {cause.message}\n{shown}",
+            hint=f"{cause.remedy}; whole log: ops logs --host {run.host.name} --release {release}",
+            host=run.host.name,
+        )
+    if found["outcome"] == "timed-out":
+        raise StepFailed(
+            f"the engine did not serve within {profile.timeouts.load_timeout_s:.0f} s; it stands in phase "
+            f"'{watcher.phase}', last line: {(log.relevant_lines(watcher.lines, 1) or ['(none)'])[0]}",
+            hint="a load that makes progress needs a larger timeouts.load_timeout_s; one that stands still, a look at its log",
+            host=run.host.name,
+        )
+    return {"pid": started["pid"], "load_s": round(load_s, 1), "phases": watcher.phases}
+
+
+def expected_s(run: Run) -> float | None:
+    """How long the last successful start on this host took (engine seconds), or None."""
+    for event in reversed(run.facts["journal"]):
+        if event.get("event") == "step-done" and event["step"]["kind"] == "start":
+            return float(event["evidence"]["load_s"])
+    return None
+
+
+class _Watcher:
+    """Turns log lines into phases for the operator."""
+
+    def __init__(self, run: Run, begun: float, expected: float | None) -> None:
+        self.run = run
+        self.begun = begun
+        self.expected = expected
+        self.phase = "process start"
+        self.phases: dict[str, float] = {}
+        self.lines: list[str] = []
+
+    def __call__(self, event: Any) -> None:
+        for line in event["lines"]:
+            self.lines.append(line)
+            phase = log.phase_of(line)
+            if phase and phase != self.phase and phase not in self.phases:
+                elapsed = self.run.host.clock.from_wall_s(time.monotonic() - self.begun)
+                self.phase = phase
+                self.phases[phase] = round(elapsed, 1)
+                self.run.reporter.phase(self.run.host.name, phase, elapsed, self.expected)
+        del self.lines[:-_LINES_KEPT]
