@@ -13,6 +13,11 @@ from ops.model.base import Path, Problem
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]|[\ud800-\udfff]")
 RESERVED = {"SPT_NOENV": "ops always sets it to 1 (ranks blank /proc/<pid>/environ without it)"}
+SHELL_OWNED = frozenset(
+    "_ IFS PWD OLDPWD PPID OPTIND OPTARG UID EUID LINENO RANDOM SECONDS SRANDOM SHLVL SHELLOPTS ENV GROUPS "
+    "DIRSTACK FUNCNAME PS1 PS2 PS4 POSIXLY_CORRECT EPOCHSECONDS EPOCHREALTIME COMP_WORDBREAKS HISTCMD".split()
+)
+"""Variables that dash or bash set, refuse or act on themselves; launch.sh could not hand them on literally."""
 
 
 def value_problem(value: str) -> str | None:
@@ -33,8 +38,10 @@ def env_problems(env: Mapping[str, str], at: Path) -> Iterator[Problem]:
     for name, value in env.items():
         if name in RESERVED:
             yield Problem((*at, name), f"reserved: {RESERVED[name]}")
-        elif name.startswith("OPS_"):
-            yield Problem((*at, name), "names starting with OPS_ are set by launch.sh")
+        elif name.upper().startswith("OPS_"):
+            yield Problem((*at, name), "names starting with OPS_ belong to launch.sh")
+        elif name in SHELL_OWNED or name.startswith("BASH"):
+            yield Problem((*at, name), "the shell owns this variable; it cannot be handed to the engine")
         elif name.startswith("SGLANG_SIMULATE_ACC"):
             # Source: SGLang 0.5.23 srt/environ.py: replaces real acceptance, the output becomes meaningless.
             yield Problem((*at, name), "fakes the acceptance of draft tokens: never in a profile that serves")
