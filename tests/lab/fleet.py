@@ -65,9 +65,7 @@ class FleetHost:
 
     def login(self, user: str | None = None) -> Login:
         """Return how to log in as `user` (default: the one of the settings)."""
-        return Login(
-            self.address, 22, user or self.settings.user, self.keys.client_key, self.keys.known_hosts
-        )
+        return Login(self.address, 22, user or self.settings.user, self.keys.client_key, self.keys.known_hosts)
 
     def ssh(self, *command: str, user: str | None = None, timeout_s: float = 30) -> str:
         """Run a command over SSH and return its stdout. Raises: CommandFailed."""
@@ -100,9 +98,7 @@ def ensure_root() -> Path:
 
 
 @contextmanager
-def fleet(
-    count: int, settings: Settings | None = None, *, init: str = "sshd"
-) -> Iterator[tuple[FleetHost, ...]]:
+def fleet(count: int, settings: Settings | None = None, *, init: str = "sshd") -> Iterator[tuple[FleetHost, ...]]:
     """Start `count` light hosts and stop them at the end. Waits while another fleet runs on this machine.
 
     Args: init: their first process, "sshd" alone or "supervisord" with sshd as a program (20 MB and 0.3 s each).
@@ -113,10 +109,13 @@ def fleet(
     root = ensure_root()
     with locked("fleet"):
         stop_all()
+        started: list[subprocess.Popen[bytes]] = []
         try:
-            yield _start(count, root, settings or Settings(), INITS[init])
+            yield _start(count, root, settings or Settings(), INITS[init], started)
         finally:
             stop_all()
+            for process in started:
+                process.wait()
 
 
 def stop_all() -> int:
@@ -135,7 +134,9 @@ def stop_all() -> int:
     return stopped
 
 
-def _start(count: int, root: Path, settings: Settings, init: tuple[str, ...]) -> tuple[FleetHost, ...]:
+def _start(
+    count: int, root: Path, settings: Settings, init: tuple[str, ...], started: list[subprocess.Popen[bytes]]
+) -> tuple[FleetHost, ...]:
     keys = make_keys("fleet")
     common = RUNNING / "common"
     common.mkdir(parents=True)
@@ -153,7 +154,7 @@ def _start(count: int, root: Path, settings: Settings, init: tuple[str, ...]) ->
         (folder / "upper/etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
         own = Keys(keys.host_key, keys.client_key, folder / "known_hosts")
         own.trust(address, 22)
-        _start_host(name, folder, f"{common}:{root}", init)
+        started.append(_start_host(name, folder, f"{common}:{root}", init))
         hosts.append(FleetHost(name, address, own, settings))
     for host in hosts:
         _wait_for_greeting(host, RUNNING / host.name)
@@ -182,7 +183,7 @@ def _lay_network(names: list[str], addresses: list[str]) -> None:
     sh(("ip", "-batch", "-"), stdin="\n".join(outside).encode() + b"\n")
 
 
-def _start_host(name: str, folder: Path, lower: str, init: tuple[str, ...]) -> None:
+def _start_host(name: str, folder: Path, lower: str, init: tuple[str, ...]) -> subprocess.Popen[bytes]:
     namespaces = ("--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc")
     entering = ("ip", "netns", "exec", f"{BRIDGE}-{name}", "unshare", *namespaces)
     # A clean environment: what this machine exports must not reach the host.
@@ -196,6 +197,7 @@ def _start_host(name: str, folder: Path, lower: str, init: tuple[str, ...]) -> N
             start_new_session=True,
         )
     record(folder / "pid", first.pid)
+    return first
 
 
 def _wait_for_greeting(host: FleetHost, folder: Path) -> None:

@@ -67,14 +67,10 @@ class Host:
         """Run a command over SSH and return its stdout. Raises: CommandFailed."""
         return self.login(user).run(*command, timeout_s=timeout_s).stdout
 
-    def exec(
-        self, *command: str, timeout_s: float = 30, stdin: bytes | None = None, check: bool = True
-    ) -> str:
+    def exec(self, *command: str, timeout_s: float = 30, stdin: bytes | None = None, check: bool = True) -> str:
         """Run a command as root from outside, without SSH: evidence that no product code had a hand in."""
         interactive = ("--interactive",) if stdin is not None else ()
-        return docker(
-            "exec", *interactive, self.container, *command, timeout_s=timeout_s, stdin=stdin, check=check
-        )
+        return docker("exec", *interactive, self.container, *command, timeout_s=timeout_s, stdin=stdin, check=check)
 
     def inventory_entry(self) -> Inventory:
         """Return the host's variables for an inventory."""
@@ -145,7 +141,7 @@ class Host:
         # A running sshd keeps the old key in memory.
         self.exec("pkill", "-HUP", "-o", "-x", "sshd")
 
-    def journal(self, lines: int = 80) -> str:
+    def journal(self, lines: int = 40) -> str:
         """Return the last lines of the host's own log, to explain a failed test."""
         if self.kind == "supervisord":
             return self.exec("tail", "-n", str(lines), "/var/log/supervisor/supervisord.log", check=False)
@@ -163,7 +159,7 @@ class Lab:
 
         An existing host is returned as it is, whatever `settings` says. Raises: CommandFailed.
         """
-        wanted_kind = kind or name.split("-")[0]
+        wanted_kind = kind or name.partition("-")[0]
         if wanted_kind not in KINDS:
             raise ValueError(f"host {name}: kind {wanted_kind!r} is none of {', '.join(KINDS)}")
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,40}", name):

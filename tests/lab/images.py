@@ -1,5 +1,6 @@
-"""The images of lab hosts. Invariant: an image's tag is the hash of all that it is built from, so a stale one is never used.
+"""The images of lab hosts.
 
+Invariant: an image's tag is the hash of all that it is built from, so a stale one is never used.
 The first layer comes from `mmdebstrap`, the rest from the Dockerfiles in `image/`: no registry is asked for anything.
 """
 
@@ -15,7 +16,9 @@ from .machine import PREFIX, CommandFailed, docker, docker_client, locked, sh
 DEBIAN = "bookworm"
 """Its Python is 3.11, the oldest the project supports."""
 
-PACKAGES = "openssh-server,python3,python3-venv,python3-apt,iproute2,curl,ca-certificates,sudo,procps,cron,kmod,fish,tcsh"
+PACKAGES = (
+    "openssh-server,python3,python3-venv,python3-apt,iproute2,curl,ca-certificates,sudo,procps,cron,kmod,fish,tcsh"
+)
 DPKG_OPTIONS = tuple(f"path-exclude=/usr/share/{folder}/*" for folder in ("man", "doc", "locale"))
 IMAGE_FOLDER = Path(__file__).parent / "image"
 CA_FOLDER = Path("/usr/local/share/ca-certificates")

@@ -29,6 +29,8 @@ class Login:
             *("-F", "/dev/null", "-i", str(self.key), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"),
             *("-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "GlobalKnownHostsFile=/dev/null"),
             *("-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR"),
+            # A host that loses its power does not say goodbye.
+            *("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2"),
         )
 
     def argv(self, command: Sequence[str]) -> list[str]:
@@ -45,9 +47,7 @@ class Login:
         """
         where = f"{self.user}@{self.address}:{self.port}: {shlex.join(command)}"
         try:
-            done = subprocess.run(
-                self.argv(command), input=stdin, capture_output=True, timeout=timeout_s, check=False
-            )
+            done = subprocess.run(self.argv(command), input=stdin, capture_output=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as error:
             raise CommandFailed(f"{where}: still running after {timeout_s} s") from error
         stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")

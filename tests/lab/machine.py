@@ -55,16 +55,17 @@ def sh(
     Raises: CommandFailed when it exits non-zero (and `check`) or runs past `timeout_s`.
     """
     words = [str(word) for word in argv]
-    given = {"input": stdin} if stdin is not None else {"stdin": stdin_file or subprocess.DEVNULL}
-    try:
-        done = subprocess.run(words, capture_output=True, timeout=timeout_s, check=False, **given)  # type: ignore[call-overload]
-    except subprocess.TimeoutExpired as error:
-        raise CommandFailed(f"{' '.join(words)}: still running after {timeout_s} s") from error
-    stdout: str = done.stdout.decode(errors="replace")
-    if check and done.returncode != 0:
-        output = stdout[-1500:] + done.stderr.decode(errors="replace")[-1500:]
-        raise CommandFailed(f"{' '.join(words)}: exit {done.returncode}\n{output.strip()}")
-    return stdout
+    source = subprocess.PIPE if stdin is not None else stdin_file or subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise CommandFailed(f"{' '.join(words)}: still running after {timeout_s} s") from error
+    if check and process.returncode != 0:
+        output = (stdout[-1500:] + stderr[-1500:]).decode(errors="replace").strip()
+        raise CommandFailed(f"{' '.join(words)}: exit {process.returncode}\n{output}")
+    return stdout.decode(errors="replace")
 
 
 def docker(*words: str | Path, timeout_s: float = 60, stdin: bytes | None = None, check: bool = True) -> str:
@@ -150,14 +151,12 @@ def docker_answers() -> bool:
 def _start_docker() -> None:
     if docker_answers():
         return
-    with DOCKERD_LOG.open("ab") as log:
-        daemon = subprocess.Popen(
-            ["dockerd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-    DOCKERD_PID_FILE.write_text(f"{daemon.pid}\n")
+    # Through a shell that ends at once, so that the daemon is nobody's child and outlives this process.
+    daemon = sh(("sh", "-c", f"setsid dockerd </dev/null >>{DOCKERD_LOG} 2>&1 & echo $!")).strip()
+    DOCKERD_PID_FILE.write_text(f"{daemon}\n")
     deadline = time.monotonic() + DOCKERD_START_S
     while not docker_answers():
-        if daemon.poll() is not None or time.monotonic() > deadline:
+        if not Path(f"/proc/{daemon}").exists() or time.monotonic() > deadline:
             DOCKERD_PID_FILE.unlink(missing_ok=True)
             raise Unavailable(f"dockerd does not start: {DOCKERD_LOG.read_text().strip().splitlines()[-1]}")
         time.sleep(0.2)

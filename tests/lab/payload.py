@@ -12,6 +12,9 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ops.sandbox.layout import DRAFT, TARGET
+from ops.sandbox.models import model_files
+
 from .images import ensure_image
 from .machine import LAB_FOLDER, REPOSITORY, docker, locked, sh
 
@@ -20,6 +23,8 @@ HOST_PYTHON = "3.11"
 SITE_PACKAGES = f"/opt/sglang/venv/lib/python{HOST_PYTHON}/site-packages"
 SIMULATION = "/opt/sglang/venv/simulation"
 """Where the simulated engine looks: `simulation` under the prefix of the Python that runs it."""
+
+GPUS = 8
 
 ENGINE_NEEDS = ("anyio", "click", "h11", "idna", "setproctitle", "starlette", "typing-extensions", "uvicorn")
 """What the simulated engine imports and what that needs, by the names in requirements/run.txt."""
@@ -63,11 +68,7 @@ def host_payload(keys: Keys, *, time_scale: float, seed: int, noise: str) -> byt
         archive.add(_engine_packages(), arcname=SITE_PACKAGES.lstrip("/"), filter=_as_root)
         _add_simulation(archive, time_scale=time_scale, seed=seed, noise=noise)
         _add_gpus(archive)
-        with_weights = LAB_FOLDER / "weights"
-        with locked("weights"):
-            write_weights(with_weights)
-        for top in ("shared", "data"):
-            archive.add(with_weights / top, arcname=top, filter=_as_root)
+        _add_weights(archive)
     return buffer.getvalue()
 
 
@@ -153,38 +154,29 @@ def _byte_compile(folder: Path) -> None:
 
 
 def _add_simulation(archive: tarfile.TarFile, *, time_scale: float, seed: int, noise: str) -> None:
-    for folder in ("", "/faults", "/gpu"):
+    # Engines of any user write here: who holds GPU memory, how many runs there were.
+    for folder in ("", "/faults", "/gpu", *(f"/gpu/{index}" for index in range(GPUS))):
         entry = tarfile.TarInfo(f"{SIMULATION}{folder}".lstrip("/"))
-        # Engines of any user write here: counters, who holds GPU memory.
         entry.type, entry.mode = tarfile.DIRTYPE, 0o777
         archive.addfile(entry)
-    settings = {"time_scale": time_scale, "noise": noise, "seed": seed, "load_s": 8}
+    add_file(archive, f"{SIMULATION}/run-counter".lstrip("/"), b"1\n", mode=0o666)
+    settings = {"time_scale": time_scale, "noise": noise, "seed": seed, "load_s": 8.0}
     add_file(archive, f"{SIMULATION}/config.json".lstrip("/"), json.dumps(settings).encode())
 
 
 def _add_gpus(archive: tarfile.TarFile) -> None:
     engine = REPOSITORY / "ops/sandbox/engine"
-    if not (engine / "nvidia_smi.py").exists():  # TODO goes when the engine is there
-        return
-    script = f'#!/bin/sh\nexec {ENGINE_PYTHON} -I -S /opt/sglang/nvidia_smi.py "$@"\n'
+    for module in ("gpu.py", "nvidia_smi.py"):
+        if not (engine / module).exists():  # TODO goes when the engine is there
+            return
+        add_file(archive, f"opt/sglang/gpus/{module}", (engine / module).read_bytes())
+    script = f'#!/bin/sh\nexec {ENGINE_PYTHON} -I -S /opt/sglang/gpus/nvidia_smi.py "$@"\n'
     add_file(archive, "usr/local/bin/nvidia-smi", script.encode(), mode=0o755)
 
 
-def write_weights(folder: Path) -> None:
-    """Lay down `shared` and `data` with the story's target and draft, tiny but with true configurations."""
-    target = {
-        "architectures": ["KimiK25ForConditionalGeneration"],
-        "model_type": "kimi_k25",
-        "text_config": {"num_hidden_layers": 61, "hidden_size": 7168, "vocab_size": 163840},
-    }
-    draft = {
-        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
-        "model_type": "kimi_k2",
-        "num_hidden_layers": 1,
-        "hidden_size": 7168,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 30, 58]},
-    }
-    for model, config in (("shared/models/Kimi-K2.5", target), ("data/models/kimi-k2.5-eagle3", draft)):
-        path = folder / model
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+def _add_weights(archive: tarfile.TarFile) -> None:
+    """Lay down the story's target and draft, the very files that the sandbox has."""
+    files = model_files()
+    for folder, model in ((f"shared/{TARGET}", "target"), (f"data/{DRAFT}", "draft")):
+        for name, content in files[model].items():
+            add_file(archive, f"{folder}/{name}", content)

@@ -161,7 +161,7 @@ class Vm:
         self.power_off()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def journal(self, lines: int = 80) -> str:
+    def journal(self, lines: int = 40) -> str:
         """Return the last lines of the machine's own log, or of its console when SSH does not answer."""
         try:
             return self.ssh("sudo", "journalctl", "--no-pager", "--lines", str(lines))
