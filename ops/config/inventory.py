@@ -234,9 +234,7 @@ def _paths(spec: dict[str, Any], problems: list[Problem]) -> dict[str, str]:
     return {}
 
 
-def _expand(
-    value: Any, variables: dict[str, Any], file: Path, seen: tuple[str, ...], problems: list[Problem]
-) -> Any:
+def _expand(value: Any, variables: dict[str, Any], file: Path, seen: tuple[str, ...], problems: list[Problem]) -> Any:
     if isinstance(value, list):
         return [_expand(item, variables, file, seen, problems) for item in value]
     if isinstance(value, dict):

@@ -23,7 +23,12 @@ def without_nulls(tree: Tree) -> Tree:
 
 
 def _merge(
-    base: dict[str, Any], over: dict[str, Any], path: Path, base_tree: Tree, over_tree: Tree, origins: dict[Path, Origin]
+    base: dict[str, Any],
+    over: dict[str, Any],
+    path: Path,
+    base_tree: Tree,
+    over_tree: Tree,
+    origins: dict[Path, Origin],
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key in [*base, *(k for k in over if k not in base)]:

@@ -40,10 +40,7 @@ class Resolved:
 
     def origin(self, path: KeyPath) -> str:
         """Say where the value at `path` came from; `default` when nobody wrote it."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.tree.origins:
-                return str(self.tree.origins[path[:length]])
-        return "default"
+        return str(self.tree.origins.get(path, "default"))
 
     def values(self) -> list[tuple[KeyPath, Any]]:
         """Every key of the resolved profile with its value, defaults included."""
@@ -85,7 +82,7 @@ def resolve_profile(
     """
     tree, chain = _profile_tree(project, name, overrides, environ)
     profile = _validated(Profile, f"profile {name}", tree)
-    problems = []
+    problems: list[Problem] = []
     stack = _named(load_stack, project, profile.stack, ("stack",), problems)
     nccl = _named(load_nccl, project, profile.nccl, ("nccl",), problems)
     if stack is not None:

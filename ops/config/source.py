@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -44,7 +44,7 @@ class Tree:
 
 
 class _CoreLoader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, Any]]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, Any]]]] = {}
 
 
 def _core_rules() -> None:
@@ -92,7 +92,9 @@ def read_yaml(path: Path, shown_as: str) -> Tree:
     except yaml.YAMLError as error:
         raise ConfigError(f"{shown_as}: not YAML: {error}") from error
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{shown_as}:1: a map of keys is expected, not {'nothing' if node is None else node.id}")
+        raise ConfigError(
+            f"{shown_as}:1: a map of keys is expected, not {'an empty file' if node is None else 'a list or text'}"
+        )
     origins: dict[KeyPath, Origin] = {(): Origin(shown_as, 1)}
     try:
         data = _value(node, (), origins, Origin(shown_as))
@@ -124,9 +126,9 @@ def _value(node: yaml.Node, path: KeyPath, origins: dict[KeyPath, Origin], sourc
         raise _Refused([(node.start_mark.line + 1, f"the tag {node.tag} is not used here")])
     loader = _CoreLoader("")
     try:
-        return loader.construct_object(node)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node)
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def _map(node: yaml.MappingNode, path: KeyPath, origins: dict[KeyPath, Origin], source: Origin) -> dict[str, Any]:

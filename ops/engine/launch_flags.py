@@ -81,7 +81,9 @@ def _one_value_reason(entry: Mapping[str, Any], value: Any) -> str | None:
         return "holds a zero byte"
     if choices and str(value) not in [str(choice) for choice in choices]:
         near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=3)
-        return f"not among its choices{'; did you mean ' + ' or '.join(near) + '?' if near else ': ' + ', '.join(map(str, choices))}"
+        if near:
+            return f"not among its choices; did you mean {' or '.join(near)}?"
+        return f"not among its choices: {', '.join(map(str, choices))}"
     try:
         {"int": int, "float": float}.get(kind, str)(str(value))
     except ValueError:

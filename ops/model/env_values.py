@@ -14,8 +14,11 @@ from ops.model.base import Path, Problem
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]|[\ud800-\udfff]")
 RESERVED = {"SPT_NOENV": "ops always sets it to 1 (ranks blank /proc/<pid>/environ without it)"}
 SHELL_OWNED = frozenset(
-    "_ IFS PWD OLDPWD PPID OPTIND OPTARG UID EUID LINENO RANDOM SECONDS SRANDOM SHLVL SHELLOPTS ENV GROUPS "
-    "DIRSTACK FUNCNAME PS1 PS2 PS4 POSIXLY_CORRECT EPOCHSECONDS EPOCHREALTIME COMP_WORDBREAKS HISTCMD".split()
+    (
+        *("_", "IFS", "PWD", "OLDPWD", "PPID", "OPTIND", "OPTARG", "UID", "EUID", "LINENO", "RANDOM", "SECONDS"),
+        *("SRANDOM", "SHLVL", "SHELLOPTS", "ENV", "GROUPS", "DIRSTACK", "FUNCNAME", "PS1", "PS2", "PS4", "HISTCMD"),
+        *("POSIXLY_CORRECT", "EPOCHSECONDS", "EPOCHREALTIME", "COMP_WORDBREAKS"),
+    )
 )
 """Variables that dash or bash set, refuse or act on themselves; launch.sh could not hand them on literally."""
 

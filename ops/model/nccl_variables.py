@@ -131,6 +131,5 @@ REMOVED = {
 }
 
 KNOWN = frozenset(
-    f"NCCL_{name}"
-    for name in (*SWITCHES.split(), *INTEGERS, *CHOICES, *LEVELS, *FUNCTION_LISTS, *TEXTS.split())
+    f"NCCL_{name}" for name in (*SWITCHES.split(), *INTEGERS, *CHOICES, *LEVELS, *FUNCTION_LISTS, *TEXTS.split())
 )

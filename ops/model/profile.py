@@ -80,10 +80,10 @@ class Profile(Data):
     engine: Engine = Field(description="The engine's command line.")
     target: Target = Field(description="Pins of the target model.")
     speculation: Speculation | None = Field(None, description="Speculative decoding; null: none.")
-    traffic: Traffic = Field(default_factory=lambda: Traffic(), description="The load the profile is meant for.")
-    timeouts: Timeouts = Field(default_factory=lambda: Timeouts(), description="Deadlines.")
-    gates: Gates = Field(default_factory=lambda: Gates(), description="Thresholds of the gate.")
-    rollout: Rollout = Field(default_factory=lambda: Rollout(), description="How a group of hosts is deployed.")
+    traffic: Traffic = Field(default_factory=Traffic, description="The load the profile is meant for.")
+    timeouts: Timeouts = Field(default_factory=Timeouts, description="Deadlines.")
+    gates: Gates = Field(default_factory=Gates, description="Thresholds of the gate.")
+    rollout: Rollout = Field(default_factory=Rollout, description="How a group of hosts is deployed.")
 
     @property
     def speculative(self) -> bool:
@@ -115,7 +115,8 @@ def _speculation_rules(profile: Profile) -> Iterator[Problem]:
     if spec.topk > 1 and not spec.steps < spec.draft_tokens <= tree:
         yield Problem(
             (*at, "draft_tokens"),
-            f"{spec.draft_tokens}: a tree of topk {spec.topk} and steps {spec.steps} has {spec.steps + 1} to {tree} tokens",
+            f"{spec.draft_tokens}: a tree of topk {spec.topk} and steps {spec.steps} has "
+            f"{spec.steps + 1} to {tree} tokens",
         )
     if spec.adaptive and spec.topk != 1:
         yield Problem((*at, "adaptive"), f"needs topk 1, not {spec.topk}: SGLang would switch it off silently")

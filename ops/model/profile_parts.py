@@ -146,7 +146,7 @@ class SpeedGate(Data):
 
     min_speedup: float = Field(1.0, ge=0.1, le=10, description="Speculative: tok/s over the baseline's.")
     min_ratio: float = Field(0.95, ge=0.1, le=1.5, description="Non-speculative: tok/s over its own stored value.")
-    max_runs: int = Field(40, ge=4, le=1000, description="Runs a concurrency before the answer is inconclusive.")
+    max_runs: int = Field(24, ge=12, le=1000, description="Runs a concurrency before the answer is inconclusive.")
     max_ttft_ratio: float = Field(1.3, ge=1, le=100, description="Time to first token over the baseline's.")
 
 

@@ -1,4 +1,4 @@
-"""From a profile, its stack, its NCCL set and a host to the bytes of a release. Pure: same input, same bytes, same id."""
+"""From a profile, its stack, its NCCL set and a host to the bytes of a release. Pure: same input, same bytes."""
 
 from ops.render.argv import engine_argv
 from ops.render.env_file import engine_environment, without_secrets

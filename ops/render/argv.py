@@ -19,7 +19,7 @@ def engine_argv(profile: Profile, host: HostSpec) -> tuple[Flag, ...]:
 
     Source of the names: SGLang 0.5.23 `--help` (`ops/engine/flags/`).
     """
-    return tuple((*_engine(profile, host), *_speculation(profile, host), *_further(profile)))
+    return (*_engine(profile, host), *_speculation(profile, host), *_further(profile))
 
 
 def secret_flags(profile: Profile) -> dict[str, str]:

@@ -23,10 +23,10 @@ def template_folder() -> Path:
 
 @cache
 def _environment(folder: Path) -> Environment:
-    environment = Environment(  # noqa: S701 - shell and units, not HTML; every value has its own quoting filter
+    environment = Environment(
         loader=FileSystemLoader(folder),
         undefined=StrictUndefined,
-        autoescape=False,
+        autoescape=False,  # shell and units, not HTML: every value has its own quoting filter
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
