@@ -99,7 +99,11 @@ class EngineDied(StepFailed):
 
 
 class GateFailed(StepFailed):
-    """The gate did not pass."""
+    """The gate did not pass; `report` is its `GateReport`."""
+
+    def __init__(self, message: str, *, report: object, hint: str = "", host: str = "") -> None:
+        super().__init__(message, hint=hint, host=host)
+        self.report = report
 
 
 class GuardActed(StepFailed):

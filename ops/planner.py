@@ -31,10 +31,9 @@ def deploy_plan(release: str, profile: Profile, *, fallback: str | None) -> Plan
     )
 
 
-def rollback_plan(release: str, profile: Profile, *, staged: bool) -> Plan:
-    """Go back to `release`, which is on the host already unless `staged` is False."""
-    stage = () if staged else (Step(kind="stage", args={"release": release, "fallback": None}),)
-    return Plan(steps=(*stage, *_switch(release, profile, subset="rollback")))
+def rollback_plan(release: str, profile: Profile) -> Plan:
+    """Go back to `release`, which is on the host already."""
+    return Plan(steps=_switch(release, profile, subset="rollback"))
 
 
 def _switch(release: str, profile: Profile, *, subset: str) -> tuple[Step, ...]:

@@ -11,7 +11,7 @@
 # Exactly one of this script and the client wins the rename of guard/armed, so a release is either confirmed or undone.
 set -u
 command=$1
-dir=$2
+dir=$(cd "$2" && pwd -P) || exit 2
 guard=$dir/guard
 # shellcheck source=/dev/null
 . "$guard/guard.conf" # SUPERVISOR SUPERVISORCTL ENGINE LOAD_TIMEOUT_S CRASH_LIMIT LOG_MAX_KIB

@@ -48,7 +48,6 @@ class Generation:
     Attributes:
         text: the prompt; sent as one user message when `chat`.
         tokens: how many tokens to generate; exactly so many when `exact` (the end token is ignored).
-        seed: sampling seed; only sent with a temperature above 0.
     """
 
     text: str
@@ -56,7 +55,6 @@ class Generation:
     temperature: float = 0.0
     chat: bool = False
     exact: bool = True
-    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Completion:
         error: empty when the generation ended as it should; else what went wrong (timeout, cut stream, HTTP error).
         text: the generated text.
         output_ids: token ids, empty where the endpoint does not tell them.
-        prompt_tokens, completion_tokens, cached_tokens: by the server's own count (usage or meta_info), never by chunks.
+        prompt_tokens, completion_tokens, cached_tokens: the server's own count (usage, meta_info).
         started_s, first_token_s, ended_s: seconds since the batch began. `first_token_s` is None without streaming.
         meta: the server's `meta_info` (or `usage` for chat).
     """
@@ -105,14 +103,14 @@ class Run(BaseModel):
     Attributes:
         rate_tok_s: at concurrency 1 tokens after the first a second after the first; else total tokens of the batch
             over its wall time.
-        ttft_ms: time to first token, mean over the batch.
+        ttft_ms: time to first token, mean over the batch; None when neither client nor server knows it.
         prompt: which prompt of the set (its speed depends on it); "mixed" for a batch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rate_tok_s: float
-    ttft_ms: float
+    ttft_ms: float | None
     prompt: str = "mixed"
 
 
@@ -147,7 +145,6 @@ class BaselineRecord(BaseModel):
     measured_at: str
     runs: dict[int, tuple[Run, ...]]
     reference_ids: dict[str, tuple[int, ...]]
-    simulated: str | None = Field(default=None, description='"x S" when a simulated engine was measured.')
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,7 @@ class Stored:
     Attributes:
         baseline: the measured baseline, when there is a valid one for this host and stack.
         baseline_problem: why there is none ("driver changed: 570.1 -> 575.0"); empty when there is.
-        expectations: by key (see `ops.gates.expect`), what a good gate learned: accept length, weight digests.
+        expectations: by key, what a good gate learned: accept length, digests, speed (`GateReport.learned`).
     """
 
     baseline: BaselineRecord | None = None
@@ -173,6 +170,11 @@ class Server(Protocol):
 
     @property
     def manifest(self) -> Mapping[str, Any]: ...
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Address and port that the engine is bound to."""
+        ...
 
     @property
     def clock(self) -> Clock: ...
@@ -218,8 +220,9 @@ class Gate:
 
     Attributes:
         order: cheap first; also the order in which failures are named.
-        needs: names of checks without which an answer means nothing; when one of them is not *pass* this one is skipped.
-        on_rollback: whether it decides over a rollback.
+        needs: names of checks without which an answer means nothing; when one of them did not pass this one is skipped.
+        costly: takes long, so it is skipped when the release is refused already.
+        on_rollback: whether a rollback is asked as well.
     """
 
     name: str
@@ -227,17 +230,27 @@ class Gate:
     order: int
     judge: "Callable[[Server, Learned], Verdict]"
     needs: tuple[str, ...] = ()
+    costly: bool = False
     on_rollback: bool = True
 
 
 class Learned:
-    """What one gate found out that the host should remember once the release is good, and the figures to report."""
+    """What one gate has found out so far: what the host should remember once the release is good, figures to
+    report, and what a later check need not measure again.
 
-    def __init__(self) -> None:
+    Attributes:
+        pid: the engine's, as `alive` saw it at the beginning.
+        greedy: the answers to the short prompts at temperature 0, by prompt.
+    """
+
+    def __init__(self, subset: Subset = Subset.DEPLOY) -> None:
+        self.subset = subset
         self.expectations: dict[str, JsonValue] = {}
         self.figures: dict[str, JsonValue] = {}
         self.baseline: BaselineRecord | None = None
         self.notes: list[str] = []
+        self.pid: int | None = None
+        self.greedy: dict[str, Completion] | None = None
 
 
 class GateReport(BaseModel):

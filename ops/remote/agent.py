@@ -24,6 +24,16 @@ MODULES = (
 )
 
 
+def _real_paths(arguments):
+    """Folders as the engine's processes see them, so that the marker in their environment compares."""
+    real = dict(arguments)
+    if "instance_dir" in real:
+        real["instance_dir"] = os.path.realpath(real["instance_dir"])
+    if "supervisor" in real:
+        real["supervisor"] = _real_paths(real["supervisor"])
+    return real
+
+
 class VerbError(Exception):
     """A verb's refusal that the client understands; `data` is JSON-able."""
 
@@ -50,8 +60,9 @@ def main():
             module, _, function = request["verb"].partition(".")
             if module not in MODULES or function.startswith("_"):
                 raise VerbError(f"no such verb: {request['verb']}")
+            arguments = _real_paths(request["args"])
             verb = getattr(importlib.import_module(f"ops.remote.{module}"), function)
-            result = verb(lambda event: send({"id": number, "event": event}), **request["args"])
+            result = verb(lambda event: send({"id": number, "event": event}), **arguments)
             send({"id": number, "result": result})
         except BrokenPipeError:
             os._exit(0)

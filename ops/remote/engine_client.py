@@ -10,6 +10,8 @@ import socket
 import threading
 import time
 
+from ops.remote import probe
+
 GENERATE = "/generate"
 FLUSH = "/flush_cache"
 # Bodies beyond this are cut: /metrics and /server_info are some 100 KB, an answer larger than this is no engine's.
@@ -39,7 +41,7 @@ def request(emit, *, address, port, method, path, body=None, timeout_s=10.0, api
 
 
 def flush(emit, *, address, port, timeout_s=30.0, api_key=None):
-    """Empty the prefix cache: {flushed, status, error}. A busy engine answers 400; it is asked again until the deadline."""
+    """Empty the prefix cache: {flushed, status, error}. A busy engine answers 400 and is asked again in time."""
     deadline = time.monotonic() + timeout_s
     pause = 0.02
     while True:
@@ -54,7 +56,9 @@ def flush(emit, *, address, port, timeout_s=30.0, api_key=None):
         )
         busy = reply["status"] == 400
         if not busy or time.monotonic() + pause >= deadline:
-            error = reply["error"] or ("" if reply["status"] == 200 else f"{FLUSH} answered {reply['status']}")
+            error = reply["error"] or (
+                "" if reply["status"] == 200 else f"{FLUSH} answered {reply['status']}"
+            )
             return {"flushed": reply["status"] == 200, "status": reply["status"], "error": error}
         time.sleep(pause)
         pause = min(pause * 2, 1.0)
@@ -112,9 +116,11 @@ def _generate(address, port, wanted, began, timeout_s, stream, api_key):
     found = _Collected(chat)
     started = time.monotonic()
     status, error = None, ""
-    connection = http.client.HTTPConnection(address, port, timeout=timeout_s)
+    connection = http.client.HTTPConnection(probe.connectable(address), port, timeout=timeout_s)
     try:
-        status, error = _receive(connection, wanted["path"], body, started + timeout_s, stream, api_key, found)
+        status, error = _receive(
+            connection, wanted["path"], body, started + timeout_s, stream, api_key, found
+        )
     except (OSError, http.client.HTTPException, Cut) as problem:
         error = _words(problem, timeout_s)
     finally:
@@ -232,7 +238,9 @@ class _Collected:
 
 
 def _exchange(address, port, method, path, body, deadline, api_key):
-    connection = http.client.HTTPConnection(address, port, timeout=max(0.01, deadline - time.monotonic()))
+    connection = http.client.HTTPConnection(
+        probe.connectable(address), port, timeout=max(0.01, deadline - time.monotonic())
+    )
     try:
         sock, response = _send(connection, method, path, body, deadline, api_key)
         return response.status, _read(sock, response, deadline)

@@ -15,10 +15,13 @@ _RANK_TITLE = "sglang::scheduler"
 def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=None, gpus=False, log_lines=0):
     """Look at the host.
 
-    Args: ports: whose listeners to name. models: {target|draft: folder} whose configuration to read. engine: {address, port,
-    api_key} to ask for its health and arguments. gpus: ask nvidia-smi as well (it is slow on real hosts).
+    Args: ports: whose listeners to name. models: {target|draft: folder} whose configuration to read. engine: {bind (or None: the
+    profile's own address), api_key} to ask the current release's engine for its health, arguments and load. gpus: ask nvidia-smi as well (it is slow on real hosts).
     """
     links = store.links(instance_dir)
+    manifests = {r: _manifest(instance_dir, r) for r in set(links.values()) if r}
+    serving = ((manifests.get(links["current"]) or {}).get("profile") or {}).get("engine")
+    ports = {*ports, *([serving["port"]] if serving else [])}
     keeper, state, boot_id, problem = _supervisor(supervisor)
     found = {
         "time": time.time(),
@@ -31,7 +34,7 @@ def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=Non
         "supervisor": keeper,
         "supervisor_problem": problem,
         "links": links,
-        "manifests": {r: _manifest(instance_dir, r) for r in set(links.values()) if r},
+        "manifests": manifests,
         "releases": store.releases(instance_dir),
         "lock": lock.read(instance_dir),
         "guard": guard.state(instance_dir),
@@ -39,7 +42,7 @@ def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=Non
         "admitted": _json(os.path.join(instance_dir, "admitted")),
         "engine": state,
         "processes": processes.ours(instance_dir),
-        "listeners": processes.listeners(set(ports)) if ports else [],
+        "listeners": processes.listeners(ports) if ports else [],
         "disk": machine.disk(instance_dir),
         "shm": machine.disk("/dev/shm"),
         "limits": machine.limits(),
@@ -47,8 +50,8 @@ def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=Non
         "gpus": machine.gpus() if gpus else None,
         "models": {role: _model(folder) for role, folder in (models or {}).items()},
     }
-    if engine is not None:
-        found["http"] = _http(**engine)
+    if engine is not None and serving and state["pid"]:
+        found["http"] = _http(engine["bind"] or serving["host"], serving["port"], engine.get("api_key"))
     if log_lines:
         found["log"] = log(instance_dir, links["current"], log_lines)
     return found
@@ -82,9 +85,16 @@ def _model(folder):
 
 
 def _http(address, port, api_key=None):
-    health, _ = probe.get(address, port, "/health", api_key, timeout_s=25.0)
+    """What a running engine says of itself; its /health is not asked: the engine takes a second and more for it."""
+    ready, _ = probe.get(address, port, "/ready", api_key)
     status, info = probe.get(address, port, "/server_info", api_key)
-    return {"health": health, "server_info": info if status == 200 else None, "server_info_status": status}
+    loads_status, loads = probe.get(address, port, "/v1/loads", api_key)
+    return {
+        "ready": ready,
+        "server_info": info if status == 200 else None,
+        "server_info_status": status,
+        "loads": loads["loads"] if loads_status == 200 and isinstance(loads, dict) else None,
+    }
 
 
 def log(instance_dir, release, lines):

@@ -115,10 +115,9 @@ def finish(emit, *, instance_dir):
     return {}
 
 
-def disarm(emit, *, instance_dir, run, supervisor):
+def disarm(emit, *, instance_dir, supervisor):
     """Give up a pending release that never replaced anything."""
-    armed = read_marker(instance_dir, "armed")
-    if armed is not None and armed["RUN"] == run:
+    if read_marker(instance_dir, "armed") is not None:
         _claim(instance_dir, "armed.client")
     store.swap(instance_dir, "pending", None)
     if os.path.exists(_path(instance_dir, "armed.client")):

@@ -3,6 +3,7 @@
 Its modification time is the heartbeat. What a dead owner means is decided by the client (see `ops.planner`).
 """
 
+import fcntl
 import json
 import os
 import time
@@ -47,6 +48,16 @@ def acquire(emit, *, instance_dir, owner):
     finally:
         os.unlink(temporary)
     return {"acquired": True, "holder": owner}
+
+
+def take_over(emit, *, instance_dir, dead_run, owner):
+    """Replace the lock of a run whose owner is dead, if it still is that run's. Returns as `acquire`."""
+    with open(path_of(instance_dir) + ".mutex", "w", encoding="utf-8") as mutex:
+        fcntl.flock(mutex, fcntl.LOCK_EX)
+        holder = read(instance_dir)
+        if holder is not None and holder["run"] == dead_run:
+            os.unlink(path_of(instance_dir))
+        return acquire(emit, instance_dir=instance_dir, owner=owner)
 
 
 def heartbeat(emit, *, instance_dir, run):

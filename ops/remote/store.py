@@ -5,6 +5,7 @@ Invariant: a folder under `releases/` without a leading dot is complete, and a l
 
 import base64
 import hashlib
+import json
 import os
 import shutil
 
@@ -109,6 +110,12 @@ def verify(emit, *, instance_dir, release, hashes):
         if not os.path.isfile(path) or sha256(path) != expected:
             drifted.append(name)
     return {"drifted": drifted}
+
+
+def manifest(emit, *, instance_dir, release):
+    """The manifest of a release on the host: {"manifest": document or None}."""
+    text = read_text(os.path.join(instance_dir, "releases", release, "manifest.json"))
+    return {"manifest": None if text is None else json.loads(text)}
 
 
 def links(instance_dir):

@@ -6,6 +6,6 @@ from ops.run import Run
 
 
 def do(run: Run) -> dict[str, Any]:
-    run.call("guard.disarm", run=run.identity.run, supervisor=run.supervisor)
+    run.call("guard.disarm", supervisor=run.supervisor)
     run.armed = False
     return {}

@@ -25,6 +25,7 @@ def do(run: Run, *, release: str, subset: str) -> dict[str, Any]:
         problems = not_passed(report.verdicts)
         raise GateFailed(
             f"the gate did not pass: {'; '.join(v.line() for v in problems)}",
+            report=report,
             hint=problems[0].remedy if problems else "",
             host=run.host.name,
         )

@@ -1,0 +1,37 @@
+"""As many GPUs as the tensor-parallel group needs, and none of their memory held by somebody else."""
+
+from ops.checks import Check, Question, Verdict
+from ops.model.inventory import HostSpec
+from ops.model.profile import Profile
+from ops.model.state import Facts
+
+
+def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verdict:
+    gpus = facts["gpus"]
+    if profile.engine.flags.get("device") == "cpu":
+        return ask.skipped("the profile runs on the CPU")
+    if gpus is None:
+        return ask.failed(
+            "nvidia-smi does not answer", "install or repair the driver; name its folder in ops_search_path if it is elsewhere"
+        )
+    needed = profile.engine.tensor_parallel
+    if len(gpus["devices"]) < needed:
+        return ask.failed(
+            f"{len(gpus['devices'])} GPUs, but tensor parallel over {needed}",
+            "choose another host, or change engine.tensor_parallel",
+        )
+    ours = {process["pid"] for process in facts["processes"]}
+    foreign = [holder for holder in gpus["holders"] if holder["pid"] not in ours]
+    if foreign:
+        named = ", ".join(
+            f"pid {h['pid']} ({h['process_name']}) holds {h['used_mib']} MiB of {h['gpu_uuid']}" for h in foreign
+        )
+        return ask.failed(
+            f"GPU memory is held by processes that are not ours: {named}",
+            "stop them yourself if they may go; ops never kills what it does not own",
+            foreign=foreign,
+        )
+    return ask.passed(f"{len(gpus['devices'])} x {gpus['devices'][0]['name']}")
+
+
+CHECK = Check("gpus", "Are the GPUs there, and free but for us?", 50, judge)

@@ -1,0 +1,1 @@
+"""Flows: what a command does, told in a few calls. No parsing, no printing."""

@@ -1,0 +1,85 @@
+"""From names to things: the project's files, a host's connection, a run on it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.config.inventory import default_host, hosts_of, load_inventory
+from ops.config.profiles import load_nccl, load_profile, load_stack
+from ops.config.settings import find_project, load_settings, secret_values
+from ops.flows.gating import run_gate
+from ops.hosts.ssh import SshHost
+from ops.model.inventory import HostSpec
+from ops.model.ports import Reporter
+from ops.model.profile import Profile
+from ops.model.release import Release
+from ops.render.release import render
+from ops.routers.none import Router
+from ops.run import Identity, Run, observe
+
+
+@dataclass(frozen=True)
+class Project:
+    """The folder that holds `envs/`, and what its settings say."""
+
+    root: Path
+    inventory: Path | None = None
+
+    @classmethod
+    def here(cls) -> "Project":
+        root = find_project(Path.cwd())
+        return cls(root, load_settings(root).inventory)
+
+    def hosts(self, pattern: str | None) -> tuple[HostSpec, ...]:
+        """The hosts a pattern names; without one the default host."""
+        inventory = load_inventory(self.root, self.inventory)
+        return hosts_of(inventory, pattern) if pattern else (default_host(inventory),)
+
+    def host(self, name: str | None) -> HostSpec:
+        """One host. Raises: ConfigError when there is none of that name, or several."""
+        from ops.errors import ConfigError
+
+        found = self.hosts(name)
+        if len(found) != 1:
+            raise ConfigError(f"{name} names {len(found)} hosts; this command takes one", hint="see ops deploy --group")
+        return found[0]
+
+    def profile(self, name: str) -> Profile:
+        return load_profile(self.root, name)
+
+    def release(self, profile: Profile, host: HostSpec) -> Release:
+        """Render `profile` for `host`: exactly what a deploy uploads."""
+        return render(
+            profile,
+            load_stack(self.root, profile.stack),
+            load_nccl(self.root, profile.nccl),
+            host,
+            secrets=secret_values(profile.secrets, self.root),
+        )
+
+
+@contextmanager
+def connected(spec: HostSpec) -> Iterator[SshHost]:
+    """A host's connection for one command."""
+    host = SshHost(spec)
+    try:
+        host.connect()
+        yield host
+    finally:
+        host.close()
+
+
+@contextmanager
+def run_on(spec: HostSpec, reporter: Reporter, *, api_key: str | None = None) -> Iterator[Run]:
+    """A run on a host, not yet its owner."""
+    with connected(spec) as host:
+        yield Run(
+            host=host,
+            router=Router(),
+            identity=Identity.new(),
+            reporter=reporter,
+            gate=run_gate,
+            facts=observe(host),
+            api_key=api_key,
+        )

@@ -1,0 +1,137 @@
+"""`ops status`: the truth about a host, read from the host."""
+
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ops.errors import OpsError
+from ops.flows.hosts import connected
+from ops.model.inventory import HostSpec
+from ops.model.result import HostResult
+from ops.model.state import (
+    Facts,
+    Links,
+    Owner,
+    PidCheck,
+    armed,
+    confirmed,
+    last_gate,
+    owner,
+    profile_name,
+    ungated_restore,
+)
+from ops.flows.report import failed
+from ops.run import observe
+
+
+def status(spec: HostSpec) -> HostResult:
+    """Read one host. An unreachable host is a result too (its state is unknown, and that is what it says)."""
+    try:
+        with connected(spec) as host:
+            facts = observe(host, engine={"bind": spec.bind, "api_key": None}, log_lines=400)
+            return describe(spec, facts)
+    except OpsError as error:
+        return failed(spec, None, error).model_copy(update={"details": {"state": "unknown"}})
+
+
+def describe(spec: HostSpec, facts: Facts) -> HostResult:
+    """Derive a host's state from what was seen. Pure, but for asking this machine whether a local lock owner lives."""
+    links = Links.of(facts)
+    state, remark = _state(facts, links)
+    gate = last_gate(facts, links.current)
+    speed = _speed(facts)
+    uptime_s = None
+    if facts["engine"]["started_at"]:
+        uptime_s = round(max(0.0, facts["time"] - facts["engine"]["started_at"]) * spec.time_scale, 1)
+    details: dict[str, Any] = {
+        "state": state,
+        "admitted": (facts["admitted"] or {}).get("release") == links.current and links.current is not None,
+        "uptime_s": uptime_s,
+        **speed,
+        "environment": environment(facts, links.current),
+        "links": facts["links"],
+        "engine": facts["engine"],
+        "lock": _lock(facts),
+        "last_gate": None
+        if gate is None
+        else {"outcome": gate["outcome"], "subset": gate["subset"], "age_s": round(facts["time"] - gate["at"], 1)},
+        "good": state == "serving" and not remark,
+    }
+    simulated = ((facts.get("http") or {}).get("server_info") or {}).get("SIMULATED")
+    if simulated:
+        details["simulated"] = simulated
+    return HostResult(
+        host=spec.name,
+        instance=spec.instance,
+        profile=profile_name(links.current),
+        release=links.current,
+        outcome=state,
+        message=remark,
+        details=details,
+    )
+
+
+def _state(facts: Facts, links: Links) -> tuple[str, str]:
+    pending = armed(facts)
+    if pending is not None and confirmed(facts) is None:
+        left = round(pending.deadline - facts["time"])
+        return "pending", f"{pending.release} waits for its confirmation; the guard undoes it in {left} s"
+    if links.current is None:
+        return "empty", "nothing is deployed"
+    engine = facts["engine"]
+    if facts["guard"]["wanted"] == "stopped":
+        left_over = f"; {len(facts['processes'])} of its processes still run" if facts["processes"] else ""
+        return "stopped", f"stopped on purpose{left_over}"
+    if engine["state"] != "running" or not engine["pid"]:
+        return "down", f"{links.current} should run, the supervisor says {engine['state']}: {engine['detail']}"
+    running = {process["release"] for process in facts["processes"]}
+    if running - {links.current}:
+        return "mixed", f"processes of {', '.join(sorted(str(r) for r in running - {links.current}))} run as well"
+    http = facts.get("http") or {}
+    if http.get("ready") != 200:
+        return "starting", f"pid {engine['pid']} does not say it is ready yet (/ready: {http.get('ready')})"
+    restore = ungated_restore(facts)
+    if restore is not None:
+        what = "fell back to" if restore["event"] == "fallback" else "restored"
+        return "serving", f"the guard {what} {restore['release']} ({restore['reason']}), ungated: run `ops gate`"
+    if (facts["admitted"] or {}).get("release") != links.current:
+        return "serving", "takes no traffic: not admitted"
+    return "serving", ""
+
+
+def _speed(facts: Facts) -> dict[str, Any]:
+    http = facts.get("http") or {}
+    info = http.get("server_info") or {}
+    internal: Mapping[str, Any] = (info.get("internal_states") or [{}])[0]
+    load: Mapping[str, Any] = (http.get("loads") or [{}])[0]
+    accept = (load.get("speculative") or {}).get("accept_length") or internal.get("avg_spec_accept_length")
+    return {
+        "accept_length": accept,
+        "last_tok_s": internal.get("last_gen_throughput") or load.get("gen_throughput"),
+        "running_requests": load.get("num_running_reqs"),
+    }
+
+
+def environment(facts: Facts, release: str | None) -> dict[str, Any]:
+    """What each rank's process holds against the release: {verdict: ok|wanting|unknown, ranks, missing}."""
+    if release is None or not facts["processes"]:
+        return {"verdict": "unknown", "ranks": 0, "missing": []}
+    wanted: Mapping[str, str] = (facts["manifests"].get(release) or {}).get("env", {})
+    ranks = [p for p in facts["processes"] if p["title"].startswith("sglang::scheduler")]
+    readable = [p for p in ranks if p["environ"] is not None]
+    missing = sorted(
+        {name for rank in readable for name, value in wanted.items() if rank["environ"].get(name) != value}
+    )
+    if not ranks or len(readable) < len(ranks):
+        return {"verdict": "unknown", "ranks": len(ranks), "missing": missing}
+    return {"verdict": "wanting" if missing else "ok", "ranks": len(ranks), "missing": missing}
+
+
+def _lock(facts: Facts) -> dict[str, Any] | None:
+    lock = facts["lock"]
+    if lock is None:
+        return None
+    alive = owner(facts, this_host=socket.gethostname(), alive_pids=PidCheck()) is Owner.ALIVE
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(lock["since"]))
+    return {**lock, "since": since, "alive": alive}
