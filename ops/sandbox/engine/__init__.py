@@ -1,0 +1,1 @@
+"""A simulated SGLang server: what it claims to be, its faults, and how it is put into an environment."""
