@@ -46,6 +46,7 @@ def _timed(name: str, build: Callable[[], object]) -> None:
 
 def down(*, with_images: bool) -> int:
     """Remove all that the lab made here; images stay (they cost a minute to build) unless `with_images`."""
+    _require_rights()
     print(f"virtual machines: {vm.stop_all()} stopped, fleet hosts: {fleet.stop_all()} stopped")
     if machine.docker_answers():
         print(f"hosts: {len(hosts.remove_all())} removed")
@@ -62,9 +63,7 @@ def down(*, with_images: bool) -> int:
 
 def status() -> int:
     """Say what of the lab exists."""
-    why = machine.missing_rights()
-    if why:
-        raise machine.Unavailable(why)
+    _require_rights()
     if not machine.docker_answers():
         print("Docker: not running (`python -m tests.lab up` starts it)")
         return 0
@@ -75,6 +74,12 @@ def status() -> int:
     for name in hosts.Lab().names():
         print(f"host {name}")
     return 0
+
+
+def _require_rights() -> None:
+    why = machine.missing_rights()
+    if why:
+        raise machine.Unavailable(why)
 
 
 def _say(what: str, began: float) -> None:

@@ -223,13 +223,17 @@ class Lab:
 
 
 def remove_all() -> list[str]:
-    """Remove every container of this checkout's lab, and the network when no other checkout uses it."""
-    names = _containers("{{.Names}}")
+    """Remove every container of this checkout's lab with its keys, and the network when no other checkout uses it.
+
+    The keys of virtual machines and fleets stay: a disk is built for them.
+    """
+    names = Lab().names()
     if names:
-        docker("rm", "--force", "--volumes", *names, timeout_s=120)
+        docker("rm", "--force", "--volumes", *_containers("{{.Names}}"), timeout_s=120)
     if not docker("ps", "--all", "--quiet", "--filter", f"label={PREFIX}").strip():
         docker("network", "rm", NETWORK, check=False)
-    shutil.rmtree(LAB_FOLDER / "hosts", ignore_errors=True)
+    for name in names:
+        shutil.rmtree(LAB_FOLDER / "hosts" / name, ignore_errors=True)
     return names
 
 
