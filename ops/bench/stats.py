@@ -138,9 +138,7 @@ def ratio_interval(candidate: Sample, baseline: Sample, error: float) -> Interva
     if candidate.df < 2 or baseline.df < 2:
         raise ValueError(f"too few runs: {candidate.n} and {baseline.n}")
     if not _same_mix(candidate, baseline):
-        raise ValueError(
-            f"different prompts: {candidate.proportions()} against {baseline.proportions()}"
-        )
+        raise ValueError(f"different prompts: {candidate.proportions()} against {baseline.proportions()}")
     shares = [sample.variance / sample.n / sample.mean**2 for sample in (candidate, baseline)]
     variance = math.fsum(shares)
     log_ratio = math.log(candidate.mean / baseline.mean)

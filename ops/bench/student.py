@@ -41,9 +41,7 @@ def t_quantile(p: float, df: float) -> float:
 def _incomplete_beta(a: float, b: float, x: float) -> float:
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
-    log_front = (
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     if x < (a + 1) / (a + b + 2):
         return math.exp(log_front) * _continued_fraction(a, b, x) / a
     return 1 - math.exp(log_front) * _continued_fraction(b, a, 1 - x) / b

@@ -56,9 +56,7 @@ def flush(emit, *, address, port, timeout_s=30.0, api_key=None):
         )
         busy = reply["status"] == 400
         if not busy or time.monotonic() + pause >= deadline:
-            error = reply["error"] or (
-                "" if reply["status"] == 200 else f"{FLUSH} answered {reply['status']}"
-            )
+            error = reply["error"] or ("" if reply["status"] == 200 else f"{FLUSH} answered {reply['status']}")
             return {"flushed": reply["status"] == 200, "status": reply["status"], "error": error}
         time.sleep(pause)
         pause = min(pause * 2, 1.0)
@@ -118,9 +116,7 @@ def _generate(address, port, wanted, began, timeout_s, stream, api_key):
     status, error = None, ""
     connection = http.client.HTTPConnection(probe.connectable(address), port, timeout=timeout_s)
     try:
-        status, error = _receive(
-            connection, wanted["path"], body, started + timeout_s, stream, api_key, found
-        )
+        status, error = _receive(connection, wanted["path"], body, started + timeout_s, stream, api_key, found)
     except (OSError, http.client.HTTPException, Cut) as problem:
         error = _words(problem, timeout_s)
     finally:

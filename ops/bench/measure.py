@@ -1,0 +1,133 @@
+"""Measured runs of a running engine: the same prompts, the same lengths, an empty prefix cache, nothing warm-up.
+
+Rates come from the server's own token counts. At concurrency 1 a run is one streamed request, and its rate is that of
+the decode: tokens after the first over the time after the first (prefill is judged by time to first token). At more
+it is one batch of simultaneous requests, and its rate is all its tokens over its whole duration.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ops.bench.stats import Sample
+from ops.model.gate import Completion, Generation, Run, Server
+
+MIXED = "mixed"
+# A run counts as started cold when at most this share of its prompt came from the prefix cache. The first tokens
+# (a template's head, the begin-of-text token) may be shared by every request.
+CACHED_SHARE = 0.25
+
+
+class RunFailed(Exception):
+    """A measured request did not end as it should; its words come from the server."""
+
+
+def measure(
+    server: Server,
+    prompts: Mapping[str, str],
+    *,
+    concurrency: int,
+    runs: int,
+    tokens: int,
+    timeout_s: float,
+    first: int = 0,
+    temperature: float = 0.0,
+    done: Callable[[Run], None] = lambda run: None,
+) -> list[Run]:
+    """Measure runs number `first` to `first + runs` - 1 of an arm; prompts take turns.
+
+    Raises: RunFailed when a request fails, is cut short, or keeps being answered from the prefix cache.
+    """
+    names = list(prompts)
+    measured: list[Run] = []
+    for number in range(first, first + runs):
+        if concurrency == 1:
+            chosen = [names[number % len(names)]]
+        else:
+            chosen = [names[i % len(names)] for i in range(concurrency)]
+        run = _cold_run(server, [(n, prompts[n]) for n in chosen], number, tokens, timeout_s, temperature)
+        done(run)
+        measured.append(run)
+    return measured
+
+
+def rates(runs: Sequence[Run]) -> Sample:
+    """Return the runs' rates, tok/s, by prompt."""
+    return Sample(tuple(run.rate_tok_s for run in runs), tuple(run.prompt for run in runs))
+
+
+def times_to_first_token(runs: Sequence[Run]) -> Sample:
+    """Return the times to first token, ms, by prompt, of the runs that know theirs."""
+    known = [(run.ttft_ms, run.prompt) for run in runs if run.ttft_ms is not None]
+    return Sample(tuple(ms for ms, _ in known), tuple(prompt for _, prompt in known))
+
+
+def strata_of(concurrency: int, prompts: Mapping[str, str]) -> int:
+    """Return how many kinds of runs there are: one a prompt, or a single mix for batches."""
+    return len(prompts) if concurrency == 1 else 1
+
+
+def _cold_run(
+    server: Server,
+    prompts: list[tuple[str, str]],
+    number: int,
+    tokens: int,
+    timeout_s: float,
+    temperature: float,
+) -> Run:
+    for attempt in range(3):
+        # A flush leaves the prompts as they are, so both arms decode the same text. Where the engine refuses it
+        # (admin key, no endpoint), a number in front makes every prompt new.
+        flushed = server.flush_cache()
+        bust = "" if flushed and attempt == 0 else f"({number}.{attempt}) "
+        requests = [
+            Generation(text=f"{bust and bust[:-2] + f'.{i}) '}{text}", tokens=tokens, temperature=temperature)
+            for i, (_, text) in enumerate(prompts)
+        ]
+        alone = len(requests) == 1
+        completions = server.batch(requests, len(requests), timeout_s, stream=alone)
+        _complete(completions, tokens)
+        if not any(_from_cache(c) for c in completions):
+            return _run(completions, prompts[0][0] if alone else MIXED)
+    raise RunFailed("prompts keep being answered from the prefix cache, flushed and changed alike")
+
+
+def _complete(completions: Sequence[Completion], tokens: int) -> None:
+    for completion in completions:
+        if not completion.ok:
+            raise RunFailed(completion.error)
+        if completion.completion_tokens != tokens:
+            raise RunFailed(f"{completion.completion_tokens} tokens instead of {tokens}")
+
+
+def _from_cache(completion: Completion) -> bool:
+    cached, prompt = completion.cached_tokens or 0, completion.prompt_tokens or 0
+    return cached > CACHED_SHARE * prompt
+
+
+def _run(completions: Sequence[Completion], prompt: str) -> Run:
+    tokens = sum(c.completion_tokens or 0 for c in completions)
+    firsts = [_first_token_s(c) for c in completions]
+    known = [f for f in firsts if f is not None]
+    ttft_ms = 1000 * math.fsum(known) / len(known) if len(known) == len(firsts) else None
+    if prompt != MIXED:
+        only = completions[0]
+        if only.first_token_s is None:
+            raise RunFailed("a streamed answer brought no token")
+        return Run(
+            rate_tok_s=(tokens - 1) / max(only.ended_s - only.first_token_s, 1e-6),
+            ttft_ms=ttft_ms,
+            prompt=prompt,
+        )
+    duration_s = max(c.ended_s for c in completions) - min(c.started_s for c in completions)
+    return Run(rate_tok_s=tokens / duration_s, ttft_ms=ttft_ms, prompt=prompt)
+
+
+def _first_token_s(completion: Completion) -> float | None:
+    """Seconds to the first token: as the client saw it, or (not streamed) as the server says.
+
+    Source: SGLang 0.5.23 meta_info `first_token_latency`, present with --enable-metrics.
+    """
+    if completion.time_to_first_token_s is not None:
+        return completion.time_to_first_token_s
+    told = completion.meta.get("first_token_latency")
+    return float(told) if isinstance(told, int | float) else None
