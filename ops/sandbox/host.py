@@ -73,12 +73,14 @@ class Sandbox:
         seed: int | None = None,
         load_s: float | None = None,
         root_size_mib: int | None = None,
+        gpus: dict[str, Any] | None = None,
+        knobs: dict[str, Any] | None = None,
     ) -> Self:
         """Bring a sandbox up, or mend one that is partly down; what is left out stays as it was (else the default).
 
         time_scale: virtual seconds per wall second. load_s: virtual seconds of a whole model load. root_size_mib:
         the root folder becomes a file system of that size (needs the right to mount; 0: no limit).
-        New settings count from the next start of the engine.
+        gpus, knobs: see `Settings`. New settings count from the next start of the engine.
 
         Raises: Refused (address taken, cannot mount, packages missing), ConfigError (name, project), HostError.
         """
@@ -90,6 +92,8 @@ class Sandbox:
                 "seed": seed,
                 "load_s": load_s,
                 "root_size_mib": root_size_mib,
+                "gpus": gpus,
+                "knobs": knobs,
             }.items()
             if value is not None
         }

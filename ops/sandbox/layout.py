@@ -11,7 +11,7 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,7 +42,10 @@ class Daemon(BaseModel):
 
 
 class Settings(BaseModel):
-    """How the simulated engine behaves: speed-up, noise, load time, and the size of the root folder's disk."""
+    """How the simulated engine behaves: speed-up, noise, load time, and the size of the root folder's disk.
+
+    gpus and knobs are the engine's own settings: see `Simulation` in `ops/sandbox/engine/install.py`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,6 +54,8 @@ class Settings(BaseModel):
     seed: int = Field(default=1, ge=0)
     load_s: float = Field(default=8.0, ge=0, le=7200)
     root_size_mib: int = Field(default=0, ge=0, le=1 << 20)
+    gpus: dict[str, Any] = Field(default_factory=dict)
+    knobs: dict[str, Any] = Field(default_factory=dict)
 
 
 class Record(BaseModel):

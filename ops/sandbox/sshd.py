@@ -34,8 +34,9 @@ _log = logging.getLogger("ops.sandbox.sshd")
 class Login(asyncssh.SSHServer):
     """One client connection: who may log in, and the sessions that end with it."""
 
-    def __init__(self, connections: "set[Login]") -> None:
+    def __init__(self, connections: "set[Login]", key: asyncssh.SSHKey) -> None:
         self._connections = connections
+        self._key = key
         self.sessions: set[int] = set()
         self.connection: asyncssh.SSHServerConnection | None = None
 
@@ -47,7 +48,10 @@ class Login(asyncssh.SSHServer):
         return True
 
     def public_key_auth_supported(self) -> bool:
-        return self.connection is not None and self.connection.get_extra_info("username") == SSH_USER
+        return True
+
+    def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
+        return username == SSH_USER and key == self._key
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -76,11 +80,11 @@ class Server:
         if listener is None:
             raise OSError(f"{self._address}:{SSH_PORT} is taken")
         listener.setblocking(False)
+        key = asyncssh.read_public_key(f"{self._layout.client_key}.pub")
         self._acceptor = await asyncssh.listen(
             sock=listener,
-            server_factory=lambda: Login(self._connections),
+            server_factory=lambda: Login(self._connections, key),
             server_host_keys=[str(self._layout.host_key)],
-            authorized_client_keys=str(self._layout.client_key) + ".pub",
             process_factory=self._serve,
             sftp_factory=True,
             encoding=None,
