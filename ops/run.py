@@ -17,6 +17,7 @@ from ops.model.release import Release
 from ops.model.state import Facts
 
 GateRunner = Callable[["Run", str, Subset], GateReport]
+Remember = Callable[["Run", GateReport], None]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Identity:
     def new(cls) -> "Identity":
         from ops.remote import processes
 
-        facts = processes.stat(os.getpid())
+        facts: dict[str, Any] | None = processes.stat(os.getpid())
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         return cls(
             run=f"{stamp}-{secrets.token_hex(3)}",
@@ -71,6 +72,7 @@ class Run:
     identity: Identity
     reporter: Reporter
     gate: GateRunner
+    remember: Remember
     facts: Facts
     releases: dict[str, Release] = field(default_factory=dict)
     api_key: str | None = None
@@ -134,6 +136,13 @@ class Run:
         return self.host.spec.bind or self.profile(release).engine.host
 
 
+def alive_here(pid: int, starttime: int | None) -> bool:
+    """Whether (pid, start time) lives on this machine: how a lock taken from here is judged."""
+    from ops.remote import processes
+
+    return bool(processes.alive(pid, starttime))
+
+
 def supervisor_of(host: Host) -> dict[str, Any]:
     """How the agent finds the host's supervisor."""
     spec = host.spec
@@ -151,3 +160,8 @@ def observe(host: Host, **kwargs: Any) -> Facts:
         "facts.observe", instance_dir=host.spec.instance_dir, supervisor=supervisor_of(host), timeout_s=60.0, **kwargs
     )
     return found
+
+
+def hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """{file: sha256} of a release's files, without those that hold secrets (their digest leaves the secrets out)."""
+    return {name: file["sha256"] for name, file in manifest["files"].items() if not file["secrets_left_out"]}

@@ -12,7 +12,8 @@ def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verd
         return ask.skipped("the profile runs on the CPU")
     if gpus is None:
         return ask.failed(
-            "nvidia-smi does not answer", "install or repair the driver; name its folder in ops_search_path if it is elsewhere"
+            "nvidia-smi does not answer",
+            "install or repair the driver; name its folder in ops_search_path if it is elsewhere",
         )
     needed = profile.engine.tensor_parallel
     if len(gpus["devices"]) < needed:

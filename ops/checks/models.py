@@ -12,7 +12,9 @@ def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verd
     problems = _problems(facts, profile, spec)
     if problems:
         return ask.failed(
-            "; ".join(problems), "put the pinned models there, or change the pins in the profile on purpose", problems=problems
+            "; ".join(problems),
+            "put the pinned models there, or change the pins in the profile on purpose",
+            problems=problems,
         )
     return ask.passed("target and draft are the pinned ones" if profile.speculation else "the target is the pinned one")
 
@@ -45,7 +47,11 @@ def _problems(facts: Facts, profile: Profile, spec: HostSpec) -> list[str]:
             ("layer ids", list(draft_pins.layer_ids), ids),
             ("hidden_size", draft_pins.hidden_size, config.get("hidden_size")),
             ("vocab_size", draft_pins.vocab_size, config.get("vocab_size")),
-            ("config.json sha256", draft_pins.config_sha256, draft["config_sha256"] if draft_pins.config_sha256 else None),
+            (
+                "config.json sha256",
+                draft_pins.config_sha256,
+                draft["config_sha256"] if draft_pins.config_sha256 else None,
+            ),
         ),
     )
 

@@ -12,7 +12,9 @@ def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verd
     for entry in facts["listeners"]:
         if entry["port"] != profile.engine.port or entry["pid"] in ours or not _collides(bind, entry["address"]):
             continue
-        owner = f"pid {entry['pid']} of {entry['user']} ({entry['title']})" if entry["pid"] else "a process we cannot see"
+        owner = (
+            f"pid {entry['pid']} of {entry['user']} ({entry['title']})" if entry["pid"] else "a process we cannot see"
+        )
         return ask.failed(
             f"port {entry['port']} on {entry['address']} already belongs to {owner}",
             "stop that process, or change engine.port in the profile",

@@ -22,7 +22,9 @@ def control(spec: HostSpec, verb: str, reporter: Reporter, *, break_lock: bool =
             release = run.facts["links"]["current"]
             if release is None:
                 run.call("lock.release", run=run.identity.run)
-                raise ConfigError("nothing is deployed on this host", hint="ops deploy --profile <profile>", host=spec.name)
+                raise ConfigError(
+                    "nothing is deployed on this host", hint="ops deploy --profile <profile>", host=spec.name
+                )
             return _control(run, verb, release)
     except OpsError as error:
         return failed(spec, None, error)

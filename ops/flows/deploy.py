@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ops.errors import ConfigError, OpsError
+from ops.errors import OpsError
 from ops.execute import transaction
 from ops.flows import preflight
 from ops.flows.hosts import Project, run_on
@@ -15,7 +15,7 @@ from ops.model.profile import Profile
 from ops.model.release import Release
 from ops.model.result import HostResult
 from ops.planner import deploy_plan
-from ops.run import Run
+from ops.run import Run, hashes
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,21 @@ class DeployOptions:
     message: str = ""
 
 
-def deploy(project: Project, profile_name: str, spec: HostSpec, options: DeployOptions, reporter: Reporter) -> HostResult:
+def deploy(
+    project: Project, profile_name: str, spec: HostSpec, options: DeployOptions, reporter: Reporter
+) -> HostResult:
     """Deploy one profile to one host. Never raises an OpsError: the result says what happened and what is true now."""
     try:
         profile = project.profile(profile_name)
-        release = project.release(profile, spec)
-        fallback = _fallback(project, profile, spec)
-        with run_on(spec, reporter, api_key=None) as run:
+        with run_on(spec, reporter) as run:
+            supervisor = run.facts["supervisor"]
+            release = project.release(profile, spec, supervisor)
+            fallback = (
+                project.release(project.profile(profile.fallback), spec, supervisor) if profile.fallback else None
+            )
             return _deploy(run, profile, release, fallback, options)
     except OpsError as error:
         return failed(spec, profile_name, error)
-
-
-def _fallback(project: Project, profile: Profile, spec: HostSpec) -> Release | None:
-    if profile.fallback is None:
-        return None
-    fallback = project.profile(profile.fallback)
-    if fallback.speculative:
-        raise ConfigError(f"profile {profile.name}: its fallback {fallback.name} is speculative itself")
-    return project.release(fallback, spec)
 
 
 def _deploy(
@@ -71,7 +67,11 @@ def _deploy(
     )
     if serves(run, release):
         return base.model_copy(
-            update={"outcome": "unchanged", "changed": False, "message": f"{release.id} serves already; nothing was done"}
+            update={
+                "outcome": "unchanged",
+                "changed": False,
+                "message": f"{release.id} serves already; nothing was done",
+            }
         )
     verdicts = preflight.ask(profile, spec, facts)
     preflight.require(verdicts, spec.name)
@@ -85,14 +85,16 @@ def _deploy(
     return perform(run, plan, release, base, command="deploy", purpose=Purpose.CANDIDATE)
 
 
-def perform(
-    run: Run, plan: Plan, release: Release, base: HostResult, *, command: str, purpose: Purpose
-) -> HostResult:
+def perform(run: Run, plan: Plan, release: Release, base: HostResult, *, command: str, purpose: Purpose) -> HostResult:
     """Execute a switching plan and complete its result."""
     transaction(run, plan, command=command, purpose=purpose, release=release.id)
     report = run.reports[-1]
     return base.model_copy(
-        update={"gate": gate_summary(report), "phases": run.seconds, "message": f"{release.id} serves and takes traffic"}
+        update={
+            "gate": gate_summary(report),
+            "phases": run.seconds,
+            "message": f"{release.id} serves and takes traffic",
+        }
     )
 
 
@@ -106,5 +108,5 @@ def serves(run: Run, release: Release) -> bool:
         return False
     if not any(process["release"] == release.id for process in facts["processes"]):
         return False
-    drifted = run.call("store.verify", release=release.id, hashes=dict(release.manifest["files"]))["drifted"]
+    drifted = run.call("store.verify", release=release.id, hashes=hashes(release.manifest))["drifted"]
     return not drifted

@@ -6,6 +6,7 @@ from typing import Any
 from ops.errors import ConfigError
 from ops.flows.hosts import connected
 from ops.model.inventory import HostSpec
+from ops.model.ports import Event
 from ops.run import observe
 
 _FOR_EVER_S = 10 * 365 * 86_400.0
@@ -30,6 +31,11 @@ def releases(spec: HostSpec) -> list[dict[str, Any]]:
 
 def logs(spec: HostSpec, release: str | None, lines: int, follow: bool, show: Callable[[str], None]) -> None:
     """Show the log of a release (default: the current one). Raises: ConfigError when there is none."""
+
+    def show_lines(event: Event) -> None:
+        for line in event["lines"]:
+            show(line)
+
     with connected(spec) as host:
         facts = observe(host)
         chosen = release or facts["links"]["current"]
@@ -42,5 +48,5 @@ def logs(spec: HostSpec, release: str | None, lines: int, follow: bool, show: Ca
             lines=lines,
             follow=follow,
             timeout_s=_FOR_EVER_S if follow else 30.0,
-            on_event=lambda event: [show(line) for line in event["lines"]],
+            on_event=show_lines,
         )

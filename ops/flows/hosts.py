@@ -8,13 +8,13 @@ from pathlib import Path
 from ops.config.inventory import default_host, hosts_of, load_inventory
 from ops.config.profiles import load_nccl, load_profile, load_stack
 from ops.config.settings import find_project, load_settings, secret_values
-from ops.flows.gating import run_gate
+from ops.flows.gating import remember, run_gate
 from ops.hosts.ssh import SshHost
 from ops.model.inventory import HostSpec
 from ops.model.ports import Reporter
 from ops.model.profile import Profile
 from ops.model.release import Release
-from ops.render.release import render
+from ops.render.release import SupervisorName, render
 from ops.routers.none import Router
 from ops.run import Identity, Run, observe
 
@@ -48,13 +48,14 @@ class Project:
     def profile(self, name: str) -> Profile:
         return load_profile(self.root, name)
 
-    def release(self, profile: Profile, host: HostSpec) -> Release:
-        """Render `profile` for `host`: exactly what a deploy uploads."""
+    def release(self, profile: Profile, host: HostSpec, supervisor: SupervisorName | None = None) -> Release:
+        """Render `profile` for `host`: exactly what a deploy uploads. `supervisor`: what was detected there."""
         return render(
             profile,
             load_stack(self.root, profile.stack),
             load_nccl(self.root, profile.nccl),
             host,
+            supervisor=supervisor,
             secrets=secret_values(profile.secrets, self.root),
         )
 
@@ -80,6 +81,7 @@ def run_on(spec: HostSpec, reporter: Reporter, *, api_key: str | None = None) ->
             identity=Identity.new(),
             reporter=reporter,
             gate=run_gate,
+            remember=remember,
             facts=observe(host),
             api_key=api_key,
         )

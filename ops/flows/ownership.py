@@ -5,8 +5,8 @@ import time
 
 from ops.errors import LockHeld, OpsError, Unsafe
 from ops.execute import recover
-from ops.model.state import Owner, PidCheck, armed, confirmed, open_run, owner
-from ops.run import Run
+from ops.model.state import Owner, armed, confirmed, open_run, owner
+from ops.run import Run, alive_here
 
 
 def acquire(run: Run, message: str, *, break_lock: bool = False) -> None:
@@ -34,7 +34,7 @@ def _dead_run(run: Run, holder: dict[str, object], break_lock: bool) -> str:
     lock = facts["lock"]
     if lock is None or lock["run"] != holder["run"]:  # it changed hands while we looked
         raise LockHeld(_held(lock or holder), hint="try again", host=run.host.name)
-    if owner(facts, this_host=socket.gethostname(), alive_pids=PidCheck()) is Owner.ALIVE:
+    if owner(facts, this_host=socket.gethostname(), alive=alive_here) is Owner.ALIVE:
         raise LockHeld(
             _held(lock),
             hint=f"wait for it, or look: ops status --host {run.host.name}",
@@ -55,9 +55,7 @@ def _dead_run(run: Run, holder: dict[str, object], break_lock: bool) -> str:
 def _held(lock: object) -> str:
     assert isinstance(lock, dict)
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lock["since"]))
-    return (
-        f"locked by {lock['owner']}@{lock['host']} (pid {lock['pid']}, run {lock['run']}) since {since}: {lock['message']}"
-    )
+    return f"locked by {lock['owner']}@{lock['host']} (pid {lock['pid']}, run {lock['run']}) since {since}: {lock['message']}"
 
 
 def _unfinished(run: Run) -> str | None:
@@ -70,7 +68,7 @@ def _unfinished(run: Run) -> str | None:
 
 def _settle(run: Run, dead_run: str) -> None:
     """Finish or undo what `dead_run` left, and close it in the journal."""
-    run.journal("lock-taken", **{"from": dead_run})
+    run.journal("lock-taken", dead_run=dead_run)
     try:
         found = recover(run, dead_run)
     except OpsError as error:

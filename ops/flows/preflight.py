@@ -16,7 +16,8 @@ from ops.model.verdict import Verdict, not_passed
 def checks() -> list[Check]:
     """Every check in `ops/checks/`, in their order."""
     found = [
-        importlib.import_module(f"ops.checks.{module.name}").CHECK for module in pkgutil.iter_modules(ops.checks.__path__)
+        importlib.import_module(f"ops.checks.{module.name}").CHECK
+        for module in pkgutil.iter_modules(ops.checks.__path__)
     ]
     return sorted(found, key=lambda check: (check.order, check.name))
 

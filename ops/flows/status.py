@@ -13,7 +13,6 @@ from ops.model.state import (
     Facts,
     Links,
     Owner,
-    PidCheck,
     armed,
     confirmed,
     last_gate,
@@ -22,7 +21,7 @@ from ops.model.state import (
     ungated_restore,
 )
 from ops.flows.report import failed
-from ops.run import observe
+from ops.run import alive_here, observe
 
 
 def status(spec: HostSpec) -> HostResult:
@@ -117,7 +116,7 @@ def environment(facts: Facts, release: str | None) -> dict[str, Any]:
     """What each rank's process holds against the release: {verdict: ok|wanting|unknown, ranks, missing}."""
     if release is None or not facts["processes"]:
         return {"verdict": "unknown", "ranks": 0, "missing": []}
-    wanted: Mapping[str, str] = (facts["manifests"].get(release) or {}).get("env", {})
+    wanted: Mapping[str, str] = (facts["manifests"].get(release) or {}).get("environment", {})
     ranks = [p for p in facts["processes"] if p["title"].startswith("sglang::scheduler")]
     readable = [p for p in ranks if p["environ"] is not None]
     missing = sorted(
@@ -132,6 +131,6 @@ def _lock(facts: Facts) -> dict[str, Any] | None:
     lock = facts["lock"]
     if lock is None:
         return None
-    alive = owner(facts, this_host=socket.gethostname(), alive_pids=PidCheck()) is Owner.ALIVE
+    alive = owner(facts, this_host=socket.gethostname(), alive=alive_here) is Owner.ALIVE
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(lock["since"]))
     return {**lock, "since": since, "alive": alive}

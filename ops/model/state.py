@@ -3,7 +3,7 @@
 State is never stored as a word. Everything here is computed from what lies on the host, by whoever asks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -62,27 +62,22 @@ def confirmed(facts: Facts) -> Armed | None:
     return Armed(found["RUN"], found["RELEASE"], float(found["DEADLINE"])) if found else None
 
 
-def owner(facts: Facts, *, this_host: str, alive_pids: "PidCheck") -> Owner:
+def owner(facts: Facts, *, this_host: str, alive: "PidCheck") -> Owner:
     """Tell whether the lock's owner lives.
 
-    Args: alive_pids: asks this machine for a pid; used when the lock was taken from here, which is faster than waiting for the
+    Args: alive: asks this machine for a pid; used when the lock was taken from here, which is faster than waiting for the
         heartbeat to go stale.
     """
     lock = facts["lock"]
     if lock is None:
         return Owner.NONE
     if lock["host"] == this_host:
-        return Owner.ALIVE if alive_pids(lock["pid"], lock.get("pid_start")) else Owner.DEAD
+        return Owner.ALIVE if alive(lock["pid"], lock.get("pid_start")) else Owner.DEAD
     return Owner.ALIVE if lock["heartbeat_age_s"] <= STALE_HEARTBEAT_S else Owner.DEAD
 
 
-class PidCheck:
-    """Ask this machine whether (pid, start time) lives."""
-
-    def __call__(self, pid: int, starttime: int | None) -> bool:
-        from ops.remote import processes
-
-        return processes.alive(pid, starttime)
+PidCheck = Callable[[int, int | None], bool]
+"""Tells whether (pid, start time) lives on the machine that asks."""
 
 
 def run_events(facts: Facts, run: str) -> list[Mapping[str, Any]]:
@@ -102,22 +97,22 @@ def touched(events: Sequence[Mapping[str, Any]], kind: str) -> bool:
     return any(e.get("event") == "step-started" and e["step"]["kind"] == kind for e in events)
 
 
-def last_gate(facts: Facts, release: str | None) -> Mapping[str, Any] | None:
+def last_gate(facts: Facts, release: str | None) -> dict[str, Any] | None:
     """The latest gate verdict on `release`: {at, outcome, verdicts, figures}; None when it was never gated."""
     for event in reversed(facts["journal"]):
         if event.get("event") == "gated" and event.get("release") == release:
-            return event
+            return dict(event)
     return None
 
 
-def ungated_restore(facts: Facts) -> Mapping[str, Any] | None:
+def ungated_restore(facts: Facts) -> dict[str, Any] | None:
     """The guard's latest restore or fall-back, while no gate has passed since; None otherwise."""
     for event in reversed(facts["journal"]):
         kind = event.get("event")
         if kind == "gated" and event.get("outcome") == "pass":
             return None
         if kind in ("restored", "fallback") and event.get("release"):
-            return event
+            return dict(event)
     return None
 
 

@@ -118,6 +118,26 @@ def manifest(emit, *, instance_dir, release):
     return {"manifest": None if text is None else json.loads(text)}
 
 
+def remembered(emit, *, instance_dir):
+    """What gates learned on this host: {"baseline": text of baseline.json or None, "expectations": {}}."""
+    expectations = read_text(os.path.join(instance_dir, "expectations.json"))
+    return {
+        "baseline": read_text(os.path.join(instance_dir, "baseline.json")),
+        "expectations": json.loads(expectations) if expectations else {},
+    }
+
+
+def remember(emit, *, instance_dir, baseline, expectations):
+    """Keep a baseline measurement (text; None: keep the old one) and add expectations."""
+    if baseline is not None:
+        write_atomic(os.path.join(instance_dir, "baseline.json"), baseline.encode())
+    if expectations:
+        known = remembered(emit, instance_dir=instance_dir)["expectations"]
+        text = json.dumps({**known, **expectations}, indent=1, sort_keys=True)
+        write_atomic(os.path.join(instance_dir, "expectations.json"), text.encode())
+    return {}
+
+
 def links(instance_dir):
     """{link: release id or None} for the four links."""
     found: dict[str, "str | None"] = {}

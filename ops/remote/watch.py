@@ -43,7 +43,7 @@ def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, 
     """
     tail = _Tail(log, log_offset)
     deadline = time.monotonic() + deadline_s
-    answers: queue.SimpleQueue = queue.SimpleQueue()
+    answers: "queue.SimpleQueue[int | None]" = queue.SimpleQueue()
     stop = threading.Event()
     threading.Thread(target=_poll_health, args=(answers, stop, pid, address, port), daemon=True).start()
     health = None

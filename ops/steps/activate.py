@@ -3,13 +3,13 @@
 from typing import Any
 
 from ops.errors import StepFailed
-from ops.run import Run
+from ops.run import Run, hashes
 
 
 def do(run: Run, *, release: str | None) -> dict[str, Any]:
     if release is not None:
-        hashes = run.manifest(release)["files"]
-        drifted = run.call("store.verify", release=release, hashes=hashes)["drifted"]
+        expected = hashes(run.manifest(release))
+        drifted = run.call("store.verify", release=release, hashes=expected)["drifted"]
         if drifted:
             raise StepFailed(
                 f"{', '.join(drifted)} of release {release} are not what was deployed",

@@ -15,4 +15,6 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
         except RemoteFailed as error:
             raise GuardActed(error.message, hint=f"ops status --host {run.host.name}", host=run.host.name) from error
     run.armed = False
+    for report in run.reports[-1:]:
+        run.remember(run, report)
     return found
