@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -59,6 +60,22 @@ def write_simulation(directory: Path, settings: Simulation) -> None:
     temporary = directory / ".config.json.new"
     temporary.write_text(json.dumps(asdict(settings), indent=1) + "\n", encoding="utf-8")
     temporary.replace(directory / "config.json")
+
+
+def install_nvidia_smi(bin_directory: Path, simulation: Path, python: Path) -> None:
+    """Write ``bin_directory/nvidia-smi``, which answers for the GPUs of ``simulation``."""
+    library = simulation / "lib"
+    library.mkdir(parents=True, exist_ok=True)
+    for name in ("gpu.py", "nvidia_smi.py"):
+        shutil.copyfile(HERE / name, library / name)
+    bin_directory.mkdir(parents=True, exist_ok=True)
+    words = (str(python), "-I", "-S", "-B", str(library / "nvidia_smi.py"), str(simulation))
+    command = " ".join(shlex.quote(word) for word in words)
+    script = bin_directory / "nvidia-smi"
+    fresh = script.with_name(".nvidia-smi.new")
+    fresh.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+    fresh.chmod(0o755)
+    fresh.replace(script)
 
 
 def content_hash(sources: Mapping[str, Path]) -> str:

@@ -88,7 +88,7 @@ def _scalar(text: str) -> Any:
         return json.loads(text)
     if text[:1] == "'":
         return text[1:-1].replace("''", "'")
-    text = text.split(" #")[0].strip()
+    text = text.split(" #", maxsplit=1)[0].strip()
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     return None if text in ("", "null", "~") else text
@@ -119,6 +119,4 @@ def _add(parser: argparse.ArgumentParser, name: str, flag: dict[str, Any]) -> No
         convert = CONVERT[flag["type"]]
         choices = [convert(choice) for choice in flag["choices"]] if flag["choices"] else None
         nargs = {"one": None, "many": "*", "optional": "?"}[flag["takes"]]
-        parser.add_argument(
-            *spellings, dest=destination, type=convert, choices=choices, nargs=nargs, required=required
-        )
+        parser.add_argument(*spellings, dest=destination, type=convert, choices=choices, nargs=nargs, required=required)

@@ -131,7 +131,7 @@ def _stamp(file: Path) -> tuple[int, ...]:
 
 
 def _is_candidate(journal: Path, release: str) -> bool:
-    """Say whether the last run in ``journal`` is a deploy, start or restart of ``release``; no journal counts as yes."""
+    """Say whether the last run in ``journal`` starts ``release`` as a candidate; no journal counts as yes."""
     try:
         lines = journal.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -104,9 +104,7 @@ class Lifecycle:
             sampling = {"temperature": 0, "max_new_tokens": 8}
             return "/generate", {"text": "The capital city of France is", "sampling_params": sampling}
         if plan.target.architecture == "KimiK25ForConditionalGeneration":
-            logs.line(
-                "Using a 512x512 image for Kimi VLM startup warmup to compile MoonViT position interpolation."
-            )
+            logs.line("Using a 512x512 image for Kimi VLM startup warmup to compile MoonViT position interpolation.")
         content = [
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
             {"type": "text", "text": "Describe the image."},
@@ -195,9 +193,10 @@ class Lifecycle:
         server = self._server
         chunk = server.plan.arguments["chunked_prefill_size"]
         while server.clock.now() < server.scheduler.busy_until:
+            queued = len(server.scheduler.batch.prefill)
             logs.line(
-                f"Prefill batch, #new-seq: 1, #new-token: {chunk}, #cached-token: 0, token usage: 0.31, #running-req: 0, "
-                f"#queue-req: {len(server.scheduler.batch.prefill)}, #pending-token: {chunk * 4}, cuda graph: False, "
+                f"Prefill batch, #new-seq: 1, #new-token: {chunk}, #cached-token: 0, token usage: 0.31, "
+                f"#running-req: 0, #queue-req: {queued}, #pending-token: {chunk * 4}, cuda graph: False, "
                 f"input throughput (token/s): {chunk / 1.02:.2f}",
                 logs.rank_prefix(0, server.plan.ranks),
             )

@@ -126,9 +126,7 @@ class Load:
                 continue
             pid = child.process.pid
             for name in sorted(set(environment) - {"NCCL_DEBUG"}):
-                logs.raw(
-                    f"{host}:{pid}:{pid} [{rank}] NCCL INFO {name} set by environment to {environment[name]}\n"
-                )
+                logs.raw(f"{host}:{pid}:{pid} [{rank}] NCCL INFO {name} set by environment to {environment[name]}\n")
 
     def _refuse_bad_nccl(self, environments: Sequence[Mapping[str, str]]) -> None:
         if self._plan.ranks < 2:
@@ -138,7 +136,7 @@ class Load:
                 bad = unknown_word(environment.get(name, ""), words)
                 if bad is not None:
                     logs.raw(
-                        f'\n{logs.stamp()} {socket.gethostname()}:{os.getpid()}:{os.getpid()} [0] graph/tuning.cc:104 '
+                        f"\n{logs.stamp()} {socket.gethostname()}:{os.getpid()}:{os.getpid()} [0] graph/tuning.cc:104 "
                         f'NCCL WARN Unrecognized element token "{bad}" when parsing "{environment[name]}"\n'
                     )
                     self.die("RuntimeError: NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)")
@@ -199,7 +197,7 @@ class Load:
         times = dict.fromkeys(names, 0.0)
         whole = self._load_s * SHARES["graphs"]
         if self._plan.draft is None:
-            captures = (("target decode", "decode", 1, 1.0),)
+            captures: tuple[tuple[str, str, int, float], ...] = (("target decode", "decode", 1, 1.0),)
         else:
             draft_tokens = self._plan.draft_tokens
             captures = (
@@ -253,9 +251,7 @@ class Load:
             f"context_len={self._plan.context_len}, available_gpu_mem={self._free:.2f} GB",
             self._zero,
         )
-        self._all(
-            "Init Unified Radix Cache. Components: (<ComponentType.FULL: 0>,). Tree Core: RustUnifiedTreeCore"
-        )
+        self._all("Init Unified Radix Cache. Components: (<ComponentType.FULL: 0>,). Tree Core: RustUnifiedTreeCore")
         self._all(
             "Tree cache initialized: source=default impl=UnifiedRadixCache hybrid_swa=False hybrid_ssm=False "
             "hicache_attached=False"
@@ -277,7 +273,7 @@ def unknown_word(value: str, words: Sequence[str]) -> str | None:
 
 
 def scheduler_traceback(message: str) -> str:
-    """Return the line block of a scheduler exception.  Source: crash_layer_out_of_range.log, crash_bad_nccl_proto.log."""
+    """Return the line block of a scheduler exception.  Source: crash_layer_out_of_range.log."""
     return (
         "Scheduler hit an exception: Traceback (most recent call last):\n"
         '  File "sglang/srt/managers/scheduler.py", line 6340, in run_scheduler_process\n'

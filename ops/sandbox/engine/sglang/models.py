@@ -120,6 +120,4 @@ def shape_error(target: Target, draft: Draft, prompt_tokens: int) -> str | None:
     expected = draft.target_hidden * draft.aux_layers
     if incoming in (expected, draft.hidden):
         return None
-    return (
-        f"mat1 and mat2 shapes cannot be multiplied ({prompt_tokens}x{incoming} and {expected}x{draft.hidden})"
-    )
+    return f"mat1 and mat2 shapes cannot be multiplied ({prompt_tokens}x{incoming} and {expected}x{draft.hidden})"

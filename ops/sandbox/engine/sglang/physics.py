@@ -105,7 +105,7 @@ def cycle_ms(steps: int, draft_tokens: int | None = None, concurrency: int = 1, 
     total_alone = 1000.0 * accept_length(steps) / table_alone
     growth = math.log(_total_at_8(steps) / total_alone) / math.log(8.0)
     beyond = BEYOND_8_PLAIN if steps <= 0 else BEYOND_8_SPECULATIVE
-    total = total_alone * min(concurrency, 8) ** growth * (max(concurrency, 8) / 8.0) ** (growth * beyond)
+    total: float = total_alone * min(concurrency, 8) ** growth * (max(concurrency, 8) / 8.0) ** (growth * beyond)
     shared = 1000.0 * accept_length(steps) * concurrency / total
     return shared * alone / table_alone + extra_ms
 

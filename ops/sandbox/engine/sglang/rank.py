@@ -1,3 +1,5 @@
+# Every import costs each of nine processes memory and start time.
+# ruff: noqa: PTH103, PTH105, PTH108, PTH111, PTH120, PTH123, SIM105
 """One tensor-parallel rank, or the detokenizer: a process that holds GPU memory and has an environment of its own.
 
 Started by the launcher as ``python -I -S rank.py OPTIONS-AS-JSON``, so it is small and quick. It takes its orders on

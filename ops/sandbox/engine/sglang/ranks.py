@@ -112,7 +112,7 @@ class Ranks:
                 child.process.wait()
 
     def kill_tree(self, include_parent: bool) -> None:
-        """SIGKILL all children, and this process last when asked.  Source: SGLang srt/utils/common.py kill_process_tree."""
+        """SIGKILL all children, and this process last when asked.  Source: srt/utils/common.py."""
         pid = os.getpid()
         logs.line(f"kill_process_tree called: parent_pid={pid}, include_parent={include_parent}, pid={pid}")
         for child in self.children:

@@ -214,7 +214,8 @@ def _resolve_adaptive(arguments: dict[str, Any]) -> dict[int, tuple[int, ...]]:
         return {}
     if arguments["speculative_eagle_topk"] not in (None, 1):
         logs.line(
-            "speculative_adaptive disabled: speculative_eagle_topk must be 1. Falling back to static speculative params."
+            "speculative_adaptive disabled: speculative_eagle_topk must be 1. "
+            "Falling back to static speculative params."
         )
         arguments["speculative_adaptive"] = False
         return {}

@@ -9,9 +9,9 @@ import asyncio
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from . import logs, physics
+from .batch import Batch, Lifetime, Window
 from .cache import PrefixCache
 from .clock import Clock
 from .counters import Counters
@@ -23,42 +23,6 @@ from .settings import RUNS_PER_START, Settings
 MEASURED_TOKENS = 100
 TICK_WALL_S = 0.01
 NEVER = float("inf")
-
-
-@dataclass
-class Window:
-    """What the next decode line will report."""
-
-    since: float = 0.0
-    iterations: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-    correct: int = 0
-
-
-@dataclass
-class Lifetime:
-    """Sums over all finished windows: the average that /server_info shows lags up to 40 iterations."""
-
-    steps: int = 0
-    accepted_tokens: int = 0
-    last_throughput: float = 0.0
-    last_accept_length: float = 0.0
-    last_accept_rate: float = 0.0
-
-
-@dataclass
-class Batch:
-    waiting: list[Request] = field(default_factory=list)
-    prefill: list[Request] = field(default_factory=list)
-    decode: list[Request] = field(default_factory=list)
-
-    @property
-    def running(self) -> int:
-        return len(self.prefill) + len(self.decode)
-
-    def everyone(self) -> list[Request]:
-        return [*self.waiting, *self.prefill, *self.decode]
 
 
 class Scheduler:
@@ -140,9 +104,8 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Take a request; a measured one (100 tokens and more) opens a new run unless another is running."""
         self._catch_up(self.clock.now())
-        if request.max_new_tokens >= MEASURED_TOKENS:
-            if not any(r.max_new_tokens >= MEASURED_TOKENS for r in self.batch.everyone()):
-                self._run += 1
+        if measured(request) and not any(measured(other) for other in self.batch.everyone()):
+            self._run += 1
         request.noise = self._noise()
         request.arrived_at = self._now
         if not request.health_probe:
@@ -330,7 +293,7 @@ class Scheduler:
             f"#queue-req: {len(self.batch.waiting)}",
             self._prefix,
         )
-        self.counters.decode_passes += int(round(window.iterations))
+        self.counters.decode_passes += round(window.iterations)
         self.window = Window(since=self._now)
         self._adapt(running)
 
@@ -351,9 +314,12 @@ class Scheduler:
             chosen = max(below)
         if chosen == self.steps:
             return
-        logs.line(f"Adaptive spec params updated: steps {self.steps} -> {chosen} (ema_accept_len={ema:.2f})", self._prefix)
         logs.line(
-            f"Switch adaptive runtime state: steps {self.steps} -> {chosen}, draft_tokens {self.steps + 1} -> {chosen + 1}",
+            f"Adaptive spec params updated: steps {self.steps} -> {chosen} (ema_accept_len={ema:.2f})", self._prefix
+        )
+        logs.line(
+            f"Switch adaptive runtime state: steps {self.steps} -> {chosen}, "
+            f"draft_tokens {self.steps + 1} -> {chosen + 1}",
             self._prefix,
         )
         self.steps = chosen
@@ -382,6 +348,11 @@ class Scheduler:
             if request.streaming:
                 request.news.set()
         self._wake()
+
+
+def measured(request: Request) -> bool:
+    """Say whether a request belongs to a measured run; short ones take the speed of the last run."""
+    return request.max_new_tokens >= MEASURED_TOKENS
 
 
 def meets(condition: str, concurrency: int) -> bool:

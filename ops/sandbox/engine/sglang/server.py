@@ -74,7 +74,7 @@ class Server:
         pieces, matched = r.stop_early(pieces, [stops] if isinstance(stops, str) else stops)
         cut = self._cut(len(pieces))
         seed = f"{self.settings.seed}:{text.fingerprint(prompt)}:{temperature}:{self.scheduler.received}"
-        request = Request(
+        return Request(
             rid=rid,
             prompt=prompt,
             max_new_tokens=max_new,
@@ -86,14 +86,11 @@ class Server:
             finish=f"stop:{matched}" if matched else "length",
             cut=bool(cut),
         )
-        return request
 
     def _check_lengths(self, prompt: int, max_new: int) -> None:
         limit = self.plan.context_len
         if prompt >= limit:
-            raise BadRequest(
-                f"The input ({prompt} tokens) is longer than the model's context length ({limit} tokens)."
-            )
+            raise BadRequest(f"The input ({prompt} tokens) is longer than the model's context length ({limit} tokens).")
         if prompt + max_new > limit:
             raise BadRequest(
                 f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a "
@@ -236,4 +233,3 @@ def _number(value: Any, default: float, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRequest(f"{name} must be a number, got {value!r}.")
     return float(value)
-

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 TOKEN = re.compile(r"\n+|[ \t]+(?=\s)|[ ]?[A-Za-z]{1,7}|[ ]?\d{1,3}|[ ]?[^\sA-Za-z\d]{1,2}|\s+")
-WORDS = (
+WORD_LIST = (
     "the a of to and in is for with on as are this that by from it be or an at which each when not only one all "
     "server request token batch cache model layer weight memory kernel graph stream queue worker process thread "
     "function value result list index count total state error check test step draft target verify accept length "
@@ -20,13 +20,15 @@ WORDS = (
     "data code text word number point order part kind way case set group side level rule name form size turn "
     "because while after before until since although where then so if once again often always never still also "
     "simple common useful exact stable careful separate single double whole complete available known different"
-).split()
-CODE = (
-    "def|return|for|in|if|else|self|None|True|import|class|raise|with|as|not|is|len|range|items|append|assert".split("|")
 )
+CODE_LIST = "def return for in if else self None True import class raise with as not is len range items append assert"
+WORDS = WORD_LIST.split()
+CODE = CODE_LIST.split()
 PUNCTUATION = (",", ".", ":", ";", " (", ")", " =", " +", " ->", "\n", "\n\n", "\n    ")
 VOCABULARY = tuple(
-    dict.fromkeys([*(f" {w}" for w in WORDS), *(f" {w.capitalize()}" for w in WORDS), *(f" {w}" for w in CODE), *PUNCTUATION])
+    dict.fromkeys(
+        [*(f" {w}" for w in WORDS), *(f" {w.capitalize()}" for w in WORDS), *(f" {w}" for w in CODE), *PUNCTUATION]
+    )
 )
 FIRST_ID = 1000
 IDS = {piece: FIRST_ID + i for i, piece in enumerate(VOCABULARY)}
