@@ -32,7 +32,7 @@ from ops.sandbox.layout import (
     write_file,
     write_record,
 )
-from ops.sandbox.provision import gpu_entries, lay_down
+from ops.sandbox.provision import forget_gpu_holders, gpu_entries, lay_down
 
 
 @dataclass(frozen=True)
@@ -161,13 +161,13 @@ class Sandbox:
         return processes.members(self.layout.folder, self._gpu_daemons())
 
     def gpu_holders(self) -> dict[int, int]:
-        """MiB of simulated GPU memory by pid of its holder, over all GPUs, as `nvidia-smi` would show."""
+        """MiB of simulated GPU memory by pid, over all GPUs; memory of the dead returns 1 s late, as `nvidia-smi` shows."""
         from ops.sandbox.engine.gpu import read_gpus
 
         held: dict[int, int] = {}
         for gpu in read_gpus(self.layout.simulation):
-            for process in gpu.processes:
-                held[process.pid] = held.get(process.pid, 0) + process.mib
+            for holder in gpu.holders:
+                held[holder.pid] = held.get(holder.pid, 0) + holder.mib
         return held
 
     def fault(self, name: str, on: str = "next", **how: Any) -> None:
@@ -213,6 +213,7 @@ class Sandbox:
         if self._hold is None:
             self._hold = hold(self.address)
         processes.kill_members(self.layout.folder, self._gpu_daemons())
+        forget_gpu_holders(self.layout)
         self.layout.cut.unlink(missing_ok=True)
 
     def power_on(self) -> None:

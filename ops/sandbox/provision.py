@@ -65,9 +65,6 @@ def _known_hosts(layout: Layout, record: Record) -> None:
 
 
 def _engine(layout: Layout, record: Record) -> None:
-    if importlib.util.find_spec("ops.sandbox.engine.install") is None:
-        venv.EnvBuilder(with_pip=False, symlinks=True).create(layout.engine)
-        return
     from ops.sandbox.engine.install import Simulation, install_engine, write_simulation
 
     if not layout.engine_python.exists():
@@ -79,11 +76,15 @@ def _engine(layout: Layout, record: Record) -> None:
     _write_if_changed(packages / "engine-needs.pth", "".join(f"{folder}\n" for folder in _engine_needs()))
     install_engine(packages)
     settings = record.settings
-    layout.simulation.mkdir(exist_ok=True)
-    write_simulation(
-        layout.simulation,
-        Simulation(time_scale=settings.time_scale, noise=settings.noise, seed=settings.seed, load_s=settings.load_s),
+    simulation = Simulation(
+        time_scale=settings.time_scale,
+        noise=settings.noise,
+        seed=settings.seed,
+        load_s=settings.load_s,
+        gpus={"label": record.name, **settings.gpus},
+        knobs=settings.knobs,
     )
+    write_simulation(layout.simulation, simulation)
 
 
 def _engine_needs() -> list[Path]:
@@ -102,15 +103,12 @@ def _engine_needs() -> list[Path]:
 
 
 def _nvidia_smi(layout: Layout) -> None:
-    if importlib.util.find_spec("ops.sandbox.engine.nvidia_smi") is None:
-        return
-    from ops.sandbox.engine import gpu, nvidia_smi
+    from ops.sandbox.engine import install
 
-    for module in (gpu, nvidia_smi):
-        source = Path(str(module.__file__))
-        _write_if_changed(layout.bin / source.name, source.read_text())
-    command = shlex.join([str(layout.engine_python), "-I", "-S", str(layout.bin / "nvidia_smi.py")])
-    script = f'#!/bin/sh\n# Stub: shows the GPUs of the simulated engine.\nexec {command} "$@"\n'
+    for name in ("gpu.py", "nvidia_smi.py"):
+        _write_if_changed(layout.bin / name, (Path(install.__file__).parent / name).read_text())
+    stub = [str(layout.engine_python), "-I", "-S", str(layout.bin / "nvidia_smi.py"), str(layout.simulation)]
+    script = f'#!/bin/sh\n# Stub: shows the GPUs of the simulated engine.\nexec {shlex.join(stub)} "$@"\n'
     _write_if_changed(layout.bin / "nvidia-smi", script, mode=0o755)
 
 
@@ -200,6 +198,12 @@ def inventory(layout: Layout, record: Record) -> str:
 def _write_if_changed(path: Path, text: str, mode: int = 0o644) -> None:
     if not path.is_file() or path.read_text() != text:
         write_file(path, text, mode=mode)
+
+
+def forget_gpu_holders(layout: Layout) -> None:
+    """What a power cut does to GPU memory: nobody holds any, at once."""
+    for entry in layout.simulation.glob("gpu/*/*"):
+        entry.unlink(missing_ok=True)
 
 
 def gpu_entries(layout: Layout) -> list[tuple[int, int]]:

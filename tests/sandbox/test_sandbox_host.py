@@ -80,7 +80,7 @@ def test_down_leaves_no_process_and_no_file(sandbox: Factory, project: Path) -> 
     with connect(box) as connection:
         run(
             connection,
-            "setsid sh -c 'exec sleep 300' >/dev/null 2>&1 </dev/null & exec env -i setsid -f sleep 301 >/dev/null 2>&1",
+            "exec >/dev/null 2>&1 </dev/null; setsid sh -c 'exec sleep 300' & exec env -i setsid -f sleep 301",
         )
         titles = {process.title for process in box.processes()}
         assert {"sleep 300", "sleep 301"} <= titles
