@@ -10,6 +10,8 @@ from typing import Protocol
 
 import pytest
 
+from ops.sandbox.engine.install import Simulation
+
 from .hosts import Host, Lab, Settings
 from .machine import CommandFailed, Unavailable, prepare
 from .vm import Vm
@@ -42,13 +44,13 @@ def lab() -> Lab:
 
 @pytest.fixture
 def make_host(lab: Lab, request: pytest.FixtureRequest) -> Iterator[MakeHost]:
-    """Make fresh hosts for one test: `make_host("systemd", time_scale=10)`; they are removed after it."""
+    """Make fresh hosts for one test: `make_host("systemd", shm_mib=64)`; they are removed after it."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
     numbers = itertools.count(1)
     made: list[Host] = []
     request.node.stash[JOURNALED] = made
 
-    def make(kind: str, **settings: float | str) -> Host:
+    def make(kind: str, **settings: Simulation | int | str) -> Host:
         name = f"{kind}-{worker}-{os.getpid()}-{next(numbers)}"
         made.append(lab.host(name, kind, Settings(**settings)))  # type: ignore[arg-type]
         return made[-1]

@@ -73,7 +73,7 @@ class FleetHost:
 
     def inventory_entry(self) -> Inventory:
         """Return the host's variables for an inventory."""
-        return self.login().inventory(time_scale=self.settings.time_scale) | {
+        return self.login().inventory(time_scale=self.settings.simulation.time_scale) | {
             "ops_supervisor_conf": "/etc/supervisor/supervisord.conf",
             "ops_supervisorctl": "/usr/bin/supervisorctl",
         }
@@ -143,7 +143,7 @@ def _start(
     keys = make_keys("fleet")
     common = RUNNING / "common"
     common.mkdir(parents=True)
-    payload = host_payload(keys, time_scale=settings.time_scale, seed=settings.seed, noise=settings.noise)
+    payload = host_payload(keys, settings.simulation)
     sh(("tar", "-x", "-C", common, "--no-same-owner"), stdin=payload)
     addresses = [str(address) for address in list(SUBNET.hosts())[9 : 9 + count]]
     names = [f"fleet-{number}" for number in range(1, count + 1)]

@@ -10,7 +10,9 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+
+from ops.sandbox.engine.install import Simulation
 
 from .images import ensure_image
 from .login import Inventory, Login
@@ -34,11 +36,9 @@ KINDS = tuple(CAPABILITIES)
 
 @dataclass(frozen=True)
 class Settings:
-    """How a host is made. time_scale: simulated seconds in one real second. shm_mib: size of /dev/shm."""
+    """How a host is made. shm_mib: size of /dev/shm. user: who logs in unless a call says otherwise."""
 
-    time_scale: float = 10
-    seed: int = 1
-    noise: str = "off"
+    simulation: Simulation = field(default_factory=lambda: Simulation(time_scale=10))
     shm_mib: int = 16384
     user: str = "deploy"
 
@@ -74,7 +74,7 @@ class Host:
 
     def inventory_entry(self) -> Inventory:
         """Return the host's variables for an inventory."""
-        entry = self.login().inventory(time_scale=self.settings.time_scale)
+        entry = self.login().inventory(time_scale=self.settings.simulation.time_scale)
         if self.kind == "supervisord":
             entry |= {
                 "ops_supervisor_conf": "/etc/supervisor/supervisord.conf",
@@ -189,7 +189,7 @@ class Lab:
             if found == name:
                 if found_kind != kind:
                     raise ValueError(f"host {name} exists and is {found_kind}, not {kind}")
-                settings = replace(Settings(), time_scale=float(scale))
+                settings = Settings(Simulation(time_scale=float(scale)))
                 host = Host(name, kind, address, make_keys(name), settings)
                 docker("start", host.container)
                 host.login().wait(deadline_s=LOGIN_S)
@@ -199,7 +199,7 @@ class Lab:
     def _create(self, name: str, kind: str, settings: Settings, address: str | None = None) -> Host:
         image = ensure_image(kind)
         keys = make_keys(name)
-        payload = host_payload(keys, time_scale=settings.time_scale, seed=settings.seed, noise=settings.noise)
+        payload = host_payload(keys, settings.simulation)
         self._ensure_network()
         with locked("addresses"):
             host = Host(name, kind, address or _free_address(), keys, settings)
@@ -260,7 +260,7 @@ def _create_options(host: Host) -> Sequence[str]:
         f"{PREFIX}.name": host.name,
         f"{PREFIX}.kind": host.kind,
         f"{PREFIX}.address": host.address,
-        f"{PREFIX}.time-scale": str(host.settings.time_scale),
+        f"{PREFIX}.time-scale": str(host.settings.simulation.time_scale),
     }
     options = ["--name", host.container, "--hostname", host.name, "--network", NETWORK, "--ip", host.address]
     options += [f"--label={key}={value}" for key, value in labels.items()]

@@ -9,9 +9,10 @@ import re
 import shutil
 import sys
 import tarfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ops.sandbox.engine.install import Simulation, install_engine
 from ops.sandbox.layout import DRAFT, TARGET
 from ops.sandbox.models import model_files
 
@@ -57,16 +58,13 @@ def make_keys(name: str) -> Keys:
     return Keys(folder / "host_key", client, folder / "known_hosts")
 
 
-def host_payload(keys: Keys, *, time_scale: float, seed: int, noise: str) -> bytes:
-    """Return a tar, to be unpacked at `/` of a new host. Owner of everything is root.
-
-    Args: time_scale: simulated seconds in one real second. noise: "off" or "story".
-    """
+def host_payload(keys: Keys, simulation: Simulation) -> bytes:
+    """Return a tar, to be unpacked at `/` of a new host. Owner of everything is root."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         _add_keys(archive, keys)
         archive.add(_engine_packages(), arcname=SITE_PACKAGES.lstrip("/"), filter=_as_root)
-        _add_simulation(archive, time_scale=time_scale, seed=seed, noise=noise)
+        _add_simulation(archive, simulation)
         _add_gpus(archive)
         _add_weights(archive)
     return buffer.getvalue()
@@ -110,7 +108,7 @@ def _engine_packages() -> Path:
             shutil.rmtree(folder, ignore_errors=True)
             _pip_install(wanted, folder)
             stamp.write_text(wanted)
-        _install_engine(folder)
+        install_engine(folder)
         _byte_compile(folder)
     return folder
 
@@ -134,14 +132,6 @@ def _pip_install(requirements: str, folder: Path) -> None:
     )
 
 
-def _install_engine(folder: Path) -> None:
-    if not (REPOSITORY / "ops/sandbox/engine/install.py").exists():  # TODO goes when the engine is there
-        return
-    from ops.sandbox.engine.install import install_engine
-
-    install_engine(folder)
-
-
 def _byte_compile(folder: Path) -> None:
     """Compile with the host's own Python: an engine user that may not write there would compile at every start."""
     stamp = LAB_FOLDER / "site-packages.compiled"
@@ -153,24 +143,22 @@ def _byte_compile(folder: Path) -> None:
     stamp.write_text(newest)
 
 
-def _add_simulation(archive: tarfile.TarFile, *, time_scale: float, seed: int, noise: str) -> None:
+def _add_simulation(archive: tarfile.TarFile, simulation: Simulation) -> None:
     # Engines of any user write here: who holds GPU memory, how many runs there were.
     for folder in ("", "/faults", "/gpu", *(f"/gpu/{index}" for index in range(GPUS))):
         entry = tarfile.TarInfo(f"{SIMULATION}{folder}".lstrip("/"))
         entry.type, entry.mode = tarfile.DIRTYPE, 0o777
         archive.addfile(entry)
     add_file(archive, f"{SIMULATION}/run-counter".lstrip("/"), b"1\n", mode=0o666)
-    settings = {"time_scale": time_scale, "noise": noise, "seed": seed, "load_s": 8.0}
-    add_file(archive, f"{SIMULATION}/config.json".lstrip("/"), json.dumps(settings).encode())
+    settings = json.dumps(asdict(simulation), indent=1)
+    add_file(archive, f"{SIMULATION}/config.json".lstrip("/"), settings.encode())
 
 
 def _add_gpus(archive: tarfile.TarFile) -> None:
     engine = REPOSITORY / "ops/sandbox/engine"
     for module in ("gpu.py", "nvidia_smi.py"):
-        if not (engine / module).exists():  # TODO goes when the engine is there
-            return
         add_file(archive, f"opt/sglang/gpus/{module}", (engine / module).read_bytes())
-    script = f'#!/bin/sh\nexec {ENGINE_PYTHON} -I -S /opt/sglang/gpus/nvidia_smi.py "$@"\n'
+    script = f'#!/bin/sh\nexec {ENGINE_PYTHON} -I -S /opt/sglang/gpus/nvidia_smi.py {SIMULATION} "$@"\n'
     add_file(archive, "usr/local/bin/nvidia-smi", script.encode(), mode=0o755)
 
 

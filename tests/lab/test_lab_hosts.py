@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ops.sandbox.engine.install import Simulation
+
 from . import images, machine
 from .__main__ import UNAVAILABLE, main
 from .conftest import MakeHost
+from .faults import fault
 from .fleet import fleet
 from .hosts import Host, Lab
 from .machine import CommandFailed
@@ -218,7 +221,7 @@ def test_docker_inside_a_host_brings_its_container_back_after_a_reboot(docker_ho
 def test_the_simulated_engine_serves_on_the_host_as_its_own_user_and_holds_gpu_memory(
     make_host: MakeHost, kind: str
 ) -> None:
-    host = make_host(kind, time_scale=20)
+    host = make_host(kind, simulation=Simulation(time_scale=20))
     launch = (
         *(ENGINE_PYTHON, "-m", "sglang.launch_server", "--model-path", "/shared/models/Kimi-K2.5"),
         *("--tp-size", "8", "--host", "0.0.0.0", "--port", "8000", "--trust-remote-code"),
@@ -236,8 +239,23 @@ def test_the_simulated_engine_serves_on_the_host_as_its_own_user_and_holds_gpu_m
     used = host.ssh("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()
     assert len(used) == 8
     assert all(int(mib) > 10_000 for mib in used)
-    owners = host.exec("ps", "-o", "user=", "-C", "python", "--no-headers").split()
-    assert set(owners) <= {"sglang"}
+    ranks = [line.split() for line in host.exec("ps", "-eo", "user:20,args").splitlines() if "scheduler_TP" in line]
+    assert len(ranks) == 8
+    assert {rank[0] for rank in ranks} == {"sglang"}
+
+    fault(host.login(), "health-ok-generation-hangs", on="current")
+    asking = (
+        "curl",
+        "--silent",
+        "--max-time",
+        "3",
+        "--json",
+        '{"text": "Say", "sampling_params": {"max_new_tokens": 4}}',
+    )
+    until(
+        lambda: host.login().run(*asking, f"http://{host.address}:8000/generate", check=False).returncode == 28, "hangs"
+    )
+    assert healthy()
 
 
 # -- the virtual machine -----------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class Vm:
 
     def inventory_entry(self) -> Inventory:
         """Return the machine's variables for an inventory."""
-        return self.login().inventory(time_scale=self.settings.time_scale)
+        return self.login().inventory(time_scale=self.settings.simulation.time_scale)
 
     def boot_id(self) -> str:
         """Return the kernel's boot id."""
@@ -111,12 +111,7 @@ class Vm:
         sh(("qemu-img", "create", "-q", "-f", "qcow2", *backing, self._disk))
         self._keys.trust("127.0.0.1", self._port)
         boot_s = self.power_on()
-        payload = host_payload(
-            self._keys,
-            time_scale=self.settings.time_scale,
-            seed=self.settings.seed,
-            noise=self.settings.noise,
-        )
+        payload = host_payload(self._keys, self.settings.simulation)
         self.login().run("sudo", "tar", "-x", "-C", "/", "--no-same-owner", stdin=payload, timeout_s=120)
         return boot_s
 
