@@ -63,6 +63,7 @@ class Gatekeeper:
             await self._app(scope, receive, send)
             return
         self._server.knobs.refresh()
+        scope["arrived_at"] = self._server.clock.now()
         method, path = scope["method"], scope["path"]
         counters = self._server.scheduler.counters
         counters.http_requests[(path, method)] += 1
@@ -212,7 +213,7 @@ def _generate(server: Server) -> Endpoint:
             raise BadRequest("streaming a list of prompts is not simulated")
         requests = [server.new_request(body, prompt) for prompt in prompts]
         for request in requests:
-            server.submit(request)
+            server.submit(request, http.scope["arrived_at"])
         if body.get("stream"):
             return StreamingResponse(_stream(server, requests[0], http), media_type="text/event-stream")
         for request in requests:

@@ -23,6 +23,10 @@ OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacity of "
     "95.59 GiB of which 412.06 MiB is free."
 )
+PREFILL_GRAPHS_OFF = (
+    "Disable prefill CUDA graph because cuda_graph_config resolved prefill.backend='disabled' (e.g. via "
+    "--cuda-graph-backend-prefill=disabled or auto-disable rules)."
+)
 NCCL_WORDS = {
     "NCCL_PROTO": ("ll", "ll128", "simple"),
     "NCCL_ALGO": ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"),
@@ -206,6 +210,8 @@ class Load:
                 ("draft extend", "draft_extend", draft_tokens, 0.2),
             )
         for title, key, tokens, share in captures:
+            if key != "draft_extend":
+                self._all(PREFILL_GRAPHS_OFF)
             self._capture(title, tokens, share)
             times[key] = whole * share
         self._adaptive_states()

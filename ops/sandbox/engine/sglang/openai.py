@@ -68,7 +68,7 @@ def _complete(server: Server, chat: bool) -> Any:
             raise BadRequest("Request body must be a JSON object.")
         prompt = chat_prompt(body) if chat else completion_prompt(body)
         request = server.new_request(_native_body(body, chat), prompt)
-        server.submit(request)
+        server.submit(request, http.scope["arrived_at"])
         if body.get("stream"):
             return StreamingResponse(_stream(server, request, http, body, chat), media_type="text/event-stream")
         await server.finish(request, http)

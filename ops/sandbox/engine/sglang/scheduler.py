@@ -23,6 +23,8 @@ from .settings import RUNS_PER_START, Settings
 MEASURED_TOKENS = 100
 TICK_WALL_S = 0.01
 NEVER = float("inf")
+# An admission this soon after the arrival (virtual seconds) was not queued: only this process was busy.
+SAME_MOMENT_S = 0.1
 
 
 class Scheduler:
@@ -101,13 +103,13 @@ class Scheduler:
 
     # Requests come and go
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, arrived_at: float) -> None:
         """Take a request; a measured one (100 tokens and more) opens a new run unless another is running."""
         self._catch_up(self.clock.now())
         if measured(request) and not any(measured(other) for other in self.batch.everyone()):
             self._run += 1
         request.noise = self._noise()
-        request.arrived_at = self._now
+        request.arrived_at = min(arrived_at, self._now)
         if not request.health_probe:
             self.received += 1
         self.batch.waiting.append(request)
@@ -175,7 +177,8 @@ class Scheduler:
         slow = self.knobs["first_requests_slow"]
         if slow and self.received <= int(slow["count"]) and not request.health_probe:
             ttft += float(slow["s"])
-        request.first_token_at = max(self._now, self.busy_until) + ttft
+        begin = request.arrived_at if request.admitted_at - request.arrived_at < SAME_MOMENT_S else self._now
+        request.first_token_at = max(self._now, max(begin, self.busy_until) + ttft)
         logs.line(
             f"Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: {request.cached}, token usage: "
             f"{self.token_usage():.2f}, #running-req: {len(self.batch.decode)}, #queue-req: {len(self.batch.waiting)}, "

@@ -105,10 +105,13 @@ class Server:
             return 0
         return max(1, int(tokens * float(share)))
 
-    def submit(self, request: Request) -> None:
-        """Hand a request to the scheduler; wrong shapes and deadly faults strike here."""
+    def submit(self, request: Request, arrived_at: float) -> None:
+        """Hand a request to the scheduler; wrong shapes and deadly faults strike here.
+
+        ``arrived_at`` is when HTTP saw it: what this process spends on parsing is part of the time to first token.
+        """
         self.open_requests[request.rid] = request
-        self.scheduler.submit(request)
+        self.scheduler.submit(request, arrived_at)
         if request.health_probe:
             return
         fatal = self._fatal(request)
@@ -190,7 +193,7 @@ class Server:
         probe = self.new_request(
             {"sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}, [0], rid=f"{r.HEALTH_PREFIX}_{r.new_rid()}"
         )
-        self.scheduler.submit(probe)
+        self.scheduler.submit(probe, began)
         timeout = float(os.environ.get("SGLANG_HEALTH_CHECK_TIMEOUT", "20"))
         while self.clock.now() < began + timeout:
             await asyncio.sleep(1.0 / self.clock.scale)
