@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -44,10 +44,11 @@ class Tree:
 
 
 class _CoreLoader(yaml.SafeLoader):
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, Any]]]] = {}
+    """Its implicit types are those of `_core_rules`, none of PyYAML's own."""
 
 
 def _core_rules() -> None:
+    _CoreLoader.yaml_implicit_resolvers = {}
     add = _CoreLoader.add_implicit_resolver
     add("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
     add("tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
