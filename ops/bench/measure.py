@@ -106,28 +106,26 @@ def _from_cache(completion: Completion) -> bool:
 
 def _run(completions: Sequence[Completion], prompt: str) -> Run:
     tokens = sum(c.completion_tokens or 0 for c in completions)
-    firsts = [_first_token_s(c) for c in completions]
-    known = [f for f in firsts if f is not None]
-    ttft_ms = 1000 * math.fsum(known) / len(known) if len(known) == len(firsts) else None
-    if prompt != MIXED:
-        only = completions[0]
-        if only.first_token_s is None:
-            raise RunFailed("a streamed answer brought no token")
-        return Run(
-            rate_tok_s=(tokens - 1) / max(only.ended_s - only.first_token_s, 1e-6),
-            ttft_ms=ttft_ms,
-            prompt=prompt,
+    known = [first for c in completions if (first := first_token_s(c)) is not None]
+    ttft_ms = 1000 * math.fsum(known) / len(known) if len(known) == len(completions) else None
+    if prompt == MIXED:
+        duration_s = max(c.ended_s for c in completions) - min(c.started_s for c in completions)
+        return Run(rate_tok_s=tokens / duration_s, ttft_ms=ttft_ms, prompt=prompt)
+    if not known:
+        raise RunFailed("a streamed answer brought no token")
+    decode_s = completions[0].elapsed_s - known[0]
+    if decode_s <= 0:
+        raise RunFailed(
+            f"the first token took {known[0]:.2f} s of {completions[0].elapsed_s:.2f} s: the clocks disagree"
         )
-    duration_s = max(c.ended_s for c in completions) - min(c.started_s for c in completions)
-    return Run(rate_tok_s=tokens / duration_s, ttft_ms=ttft_ms, prompt=prompt)
+    return Run(rate_tok_s=(tokens - 1) / decode_s, ttft_ms=ttft_ms, prompt=prompt)
 
 
-def _first_token_s(completion: Completion) -> float | None:
-    """Seconds to the first token: as the client saw it, or (not streamed) as the server says.
+def first_token_s(completion: Completion) -> float | None:
+    """Return the seconds to the first token: as the server tells, else as the client saw it in the stream.
 
-    Source: SGLang 0.5.23 meta_info `first_token_latency`, present with --enable-metrics.
+    The server's own figure comes first: a client that wakes up late would shift time from prefill to decode.
+    Source: SGLang 0.5.23 meta_info `first_token_latency` (generate_eagle3_step3.json), with --enable-metrics.
     """
-    if completion.time_to_first_token_s is not None:
-        return completion.time_to_first_token_s
     told = completion.meta.get("first_token_latency")
-    return float(told) if isinstance(told, int | float) else None
+    return float(told) if isinstance(told, int | float) else completion.time_to_first_token_s

@@ -79,6 +79,7 @@ def measure_baseline(
     runs: dict[int, tuple[Run, ...]] = {}
     for concurrency in wanted.concurrency:
         server.say(f"measuring the baseline: {RUNS} runs at concurrency {concurrency}")
+        measured(server, concurrency, 1)  # warm-up, not counted
         runs[concurrency] = tuple(measured(server, concurrency, RUNS))
     return BaselineRecord(
         key=wanted,

@@ -11,7 +11,7 @@ from ops.model.gate import Completion, Gate, Generation, Learned, Server
 from ops.model.verdict import Question, Verdict
 
 ASK = Question("soak", "Are all requests of a burst answered in full, and is the engine the same one after?")
-TOKENS = 16
+TOKENS = 12
 TIMEOUT_S = 120.0
 
 

@@ -93,6 +93,7 @@ def compare(server: Server, concurrency: int, arm: Sequence[Run]) -> Compared:
     policy = server.profile.gates.speed
     threshold = policy.min_speedup if server.profile.speculative else policy.min_ratio
     schedule = stats.plan(policy.max_runs, strata_of(concurrency, prompt_set.speed_prompts()))
+    baseline.measured(server, concurrency, 1)  # warm-up, not counted
     runs: list[Run] = []
     for count in schedule.looks:
         server.say(f"speed with {_users(concurrency)}: runs {len(runs) + 1} to {count} (at most {schedule.max_runs})")
