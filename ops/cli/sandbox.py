@@ -1,12 +1,12 @@
 """`ops sandbox up|down|status|fault`: a host on your own machine, with a SIMULATED engine."""
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.errors import ConfigError
+from ops.cli import output
+from ops.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
     from ops.sandbox.host import Sandbox, State
@@ -150,7 +150,7 @@ def _show_faults(sandbox_name: str, as_json: bool) -> None:
     active = Sandbox.open(sandbox_name).state().faults if _exists(sandbox_name) else []
     if as_json:
         faults = [{"name": name, "description": text} for name, text in known().items()]
-        print(json.dumps({"faults": faults, "set": active}, indent=2))
+        output.print_json({"faults": faults, "set": active})
         return
     for name, text in known().items():
         print(f"{name:28} {text}")
@@ -190,11 +190,11 @@ def _how_to_use(sandbox: "Sandbox", state: "State") -> list[str]:
         f"-o IdentitiesOnly=yes {SSH_USER}@{state.address}"
     ]
     if state.name != DEFAULT_NAME:
-        lines.append(f"deploy to it: ops deploy --inventory {layout.inventory} --host {state.name} --profile ...")
+        lines.append(f"deploy to it: OPS_INVENTORY={layout.inventory} ops deploy --host {state.name} --profile ...")
     elif state.settings.time_scale != Settings().time_scale:
         lines.append(
             f"envs/hosts.yml says time scale {Settings().time_scale:g}; for right figures at "
-            f"{state.settings.time_scale:g} use --inventory {layout.inventory}"
+            f"{state.settings.time_scale:g} use OPS_INVENTORY={layout.inventory}"
         )
     return lines
 
@@ -223,4 +223,7 @@ def _as_dict(sandbox: "Sandbox", state: "State") -> dict[str, Any]:
 
 
 def _print_json(command: str, outcome: str, hosts: list[dict[str, Any]]) -> None:
-    print(json.dumps({"schema": 1, "command": command, "outcome": outcome, "exit_code": 0, "hosts": hosts}, indent=2))
+    from ops.model.result import SCHEMA
+
+    head = {"schema": SCHEMA, "command": command, "outcome": outcome, "exit_code": int(Exit.DONE)}
+    output.print_json({**head, "hosts": hosts})

@@ -33,7 +33,8 @@ def mount(layout: Layout, old_mib: int, new_mib: int) -> None:
 
 def unmount(layout: Layout) -> None:
     if os.path.ismount(layout.root):
-        _run(["umount", str(layout.root)], f"unmount {layout.root}")
+        # Lazily: the sandbox's own processes are dead, and a person's shell in the folder must not keep it.
+        _run(["umount", "-l", str(layout.root)], f"unmount {layout.root}")
 
 
 def _run(argv: list[str], what: str) -> None:

@@ -27,6 +27,7 @@ from ops.sandbox.layout import (
     Layout,
     Record,
     Settings,
+    changed_settings,
     folder_of,
     read_record,
     write_file,
@@ -98,9 +99,10 @@ class Sandbox:
             if value is not None
         }
         sandbox = cls(Layout(folder_of(name, project)))
+        changed_settings(Settings(), wishes)
         with _locked(sandbox.layout.folder, make=True):
             before = read_record(sandbox.layout)
-            settings = Settings.model_validate({**(before.settings.model_dump() if before else {}), **wishes})
+            settings = changed_settings(before.settings if before else Settings(), wishes)
             sandbox._bring_up(before or Record(name=name, address=""), settings)
         return sandbox
 
@@ -161,7 +163,7 @@ class Sandbox:
         return processes.members(self.layout.folder, self._gpu_daemons())
 
     def gpu_holders(self) -> dict[int, int]:
-        """MiB of simulated GPU memory by pid, over all GPUs; memory of the dead returns 1 s late, as `nvidia-smi` shows."""
+        """MiB of simulated GPU memory by pid, over all GPUs, as `nvidia-smi` shows (of the dead about 1 s longer)."""
         from ops.sandbox.engine.gpu import read_gpus
 
         held: dict[int, int] = {}
@@ -249,8 +251,21 @@ class Sandbox:
     def _gpu_daemons(self) -> list[Daemon]:
         return [Daemon(pid=pid, starttime=starttime) for pid, starttime in gpu_entries(self.layout)]
 
+    def _running(self, record: Record) -> dict[str, Daemon | None]:
+        """The daemons that run, also those whose `up` was killed before it could write them down."""
+        found = {"sshd": record.sshd, "supervisord": record.supervisord}
+        if all(processes.alive(daemon) for daemon in found.values()):
+            return found
+        words = {"sshd": f"ops.sandbox.sshd {self.layout.folder}", "supervisord": f"-c {self.layout.supervisord_conf}"}
+        for process in self.processes():
+            for name, word in words.items():
+                if not processes.alive(found[name]) and f"{word} " in f"{process.title} ":
+                    found[name] = Daemon(pid=process.pid, starttime=process.starttime)
+        return found
+
     def _bring_up(self, before: Record, settings: Settings) -> None:
         claimed: Claim | None = None
+        before = before.model_copy(update=self._running(before))
         record = before.model_copy(update={"settings": settings})
         if not processes.alive(before.sshd):
             claimed = claim(before.name, before.address or None, held=self._hold is not None)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -171,6 +172,17 @@ class Layout:
     def short_run_dir(self) -> Path:
         digest = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
         return Path("/tmp") / f"ops-sandbox-{os.getuid()}-{digest}"
+
+
+def changed_settings(settings: Settings, wishes: Mapping[str, Any]) -> Settings:
+    """Settings with what a person asked for. Raises: ConfigError naming each value that cannot be."""
+    try:
+        return Settings.model_validate({**settings.model_dump(), **wishes})
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(map(str, item['loc']))} {item['input']}: {item['msg']}" for item in error.errors()
+        )
+        raise ConfigError(f"a sandbox cannot be set up like that: {wrong}", hint="ops sandbox up --help") from error
 
 
 def project_root(start: Path | None = None) -> Path:

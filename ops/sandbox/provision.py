@@ -191,7 +191,7 @@ def _ssh(path: Path) -> str:
 
 def inventory(layout: Layout, record: Record) -> str:
     hosts = {"all": {"hosts": {record.name: host_variables(layout, record)}}}
-    header = f"# The sandbox {record.name}, made by 'ops sandbox up': ops ... --inventory {layout.inventory}\n"
+    header = f"# The sandbox {record.name}, made by 'ops sandbox up'. Use: OPS_INVENTORY={layout.inventory} ops ...\n"
     return header + yaml.safe_dump(hosts, sort_keys=False, width=1000, default_flow_style=False)
 
 

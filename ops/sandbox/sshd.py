@@ -137,9 +137,12 @@ class Server:
 
 async def _run(process: "asyncssh.SSHServerProcess[bytes]", login: Login, layout: Layout) -> None:
     argv = ["/bin/sh", "-c", process.command] if process.command is not None else ["/bin/sh"]
+    # asyncio would make a socket pair of stdin (Python 3.11), on which /dev/stdin cannot be opened; sshd makes a pipe.
+    read_end, write_end = os.pipe()
+    stdin = await _writer(write_end)
     child = await asyncio.create_subprocess_exec(
         *argv,
-        stdin=asyncio.subprocess.PIPE,
+        stdin=read_end,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=layout.home,
@@ -147,9 +150,10 @@ async def _run(process: "asyncssh.SSHServerProcess[bytes]", login: Login, layout
         start_new_session=True,
         limit=4 * _CHUNK_BYTES,
     )
+    os.close(read_end)
     login.sessions.add(child.pid)
-    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-    feeding = asyncio.create_task(_feed(process, child.stdin, child.pid))
+    assert child.stdout is not None and child.stderr is not None
+    feeding = asyncio.create_task(_feed(process, stdin, child.pid))
     try:
         await asyncio.gather(_pump(child.stdout, process.stdout), _pump(child.stderr, process.stderr))
         status = await child.wait()
@@ -162,7 +166,14 @@ async def _run(process: "asyncssh.SSHServerProcess[bytes]", login: Login, layout
         feeding.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await feeding
+        stdin.close()
         await _forget_when_empty(child, login)
+
+
+async def _writer(pipe: int) -> asyncio.StreamWriter:
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(pipe, "wb"))
+    return asyncio.StreamWriter(transport, protocol, None, loop)
 
 
 async def _forget_when_empty(child: asyncio.subprocess.Process, login: Login) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fabric
 import paramiko
@@ -23,6 +24,7 @@ from ssh_clients import connect, openssh, run
 from ops.errors import ConfigError, Refused
 from ops.sandbox.address import listen, listening_inode
 from ops.sandbox.host import Sandbox
+from ops.sandbox.layout import write_record
 from ops.sandbox.models import AUX_LAYER_IDS
 from ops.sandbox.processes import starttime_of
 
@@ -72,6 +74,21 @@ def test_a_lost_daemon_comes_back_and_the_other_is_left_alone(sandbox: Factory) 
     sandbox("box")
     assert box.record.sshd == first.sshd
     assert box.record.supervisord != first.supervisord and box.state().up
+
+
+def test_daemons_that_a_killed_up_did_not_write_down_are_found(sandbox: Factory) -> None:
+    box = sandbox("box")
+    record = box.record
+    write_record(box.layout, record.model_copy(update={"sshd": None, "supervisord": None}))
+    assert sandbox("box").record == record
+    assert len(box.processes()) == 2
+
+
+def test_two_ups_of_one_name_at_the_same_moment_make_one_host(sandbox: Factory) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        boxes = list(pool.map(sandbox, ["box"] * 3))
+    assert len({box.address for box in boxes}) == 1 and len(boxes[0].processes()) == 2
+    assert openssh(boxes[0], "echo in").stdout == b"in\n"
 
 
 def test_down_leaves_no_process_and_no_file(sandbox: Factory, project: Path) -> None:
@@ -128,6 +145,7 @@ def test_commands_get_a_clean_environment_and_return_what_they_return(sandbox: F
         assert run(connection, "echo no >&2; exit 7") == (7, b"", b"no\n")
         assert run(connection, "kill -9 $$")[0] == 128 + signal.SIGKILL
         assert run(connection, "wc -c", stdin=b"x" * 3_000_000) == (0, b"3000000\n", b"")
+        assert run(connection, "cat /dev/stdin", stdin=b"as from a pipe") == (0, b"as from a pipe", b"")
         assert run(connection, "exit 3", stdin=b"nobody reads this" * 100_000)[0] == 3
 
 
@@ -235,6 +253,21 @@ def test_what_supervisord_runs_outlives_the_connection_and_a_reboot(sandbox: Fac
     assert all(starttime_of(process.pid) != process.starttime for process in before)
     wait_for(lambda: "RUNNING" in supervisorctl(box, "status"), "the program runs after the boot")
     assert (box.root / "starts").read_text() == "started\n" * 2
+
+
+def test_gpu_memory_is_held_by_ranks_and_back_at_once_after_a_reboot(sandbox: Factory) -> None:
+    box = sandbox(load_s=1)
+    argv = f"-m sglang.launch_server --model-path {box.layout.target} --tp 4 --trust-remote-code --host {box.address}"
+    with connect(box) as connection:
+        in_background(connection, f"SPT_NOENV=1 setsid {box.layout.engine_python} {argv} >$HOME/engine.log 2>&1")
+        wait_for(lambda: len(box.gpu_holders()) == 4, "four ranks hold memory")
+        titles = {process.pid: process.title for process in box.processes()}
+        assert {titles[pid] for pid in box.gpu_holders()} == {f"sglang::scheduler_TP{rank}" for rank in range(4)}
+        query = "--query-compute-apps=pid,used_memory --format=csv,noheader,nounits"
+        out = run(connection, f"{box.layout.bin}/nvidia-smi {query}")[1].decode()
+        assert {int(line.split(",")[0]) for line in out.splitlines()} == set(box.gpu_holders())
+    box.reboot(down_s=0)
+    assert box.gpu_holders() == {}
 
 
 def test_a_host_without_power_is_silent_keeps_its_address_and_comes_back_with_its_disk(sandbox: Factory) -> None:
@@ -381,7 +414,7 @@ def test_disk_full_without_a_limited_disk_is_refused_with_the_way_out(sandbox: F
     ],
 )
 def test_a_fault_that_makes_no_sense_is_refused(
-    sandbox: Factory, name: str, options: dict[str, object], complaint: str
+    sandbox: Factory, name: str, options: dict[str, Any], complaint: str
 ) -> None:
     box = sandbox()
     with pytest.raises(ConfigError, match=complaint):
