@@ -1,7 +1,7 @@
-"""Run a plan as a transaction: lock, journal, do, and on any failure go back.
+"""Run a plan as a transaction: journal, do, and on any failure go back.
 
-Invariant: when `transaction` returns or raises anything but `Unsafe`, the host serves what it says it serves, and the lock is
-released. `Unsafe` means the guard is armed, or a person must look.
+Invariant: when `transaction` returns or raises anything but `Unsafe`, the host serves what the result says. `Unsafe`
+means that the guard will act, or that a person must look.
 """
 
 import signal
@@ -12,23 +12,21 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ops.errors import ConnectionLost, GuardActed, HostError, Interrupted, OpsError, RemoteFailed, RolledBack, Unsafe
+from ops.errors import ConnectionLost, GuardActed, HostError, Interrupted, OpsError, RolledBack, Unsafe
 from ops.model.plan import Plan, Purpose
 from ops.model.state import Links, armed, confirmed, profile_name, run_events
 from ops.planner import Recovery, guard_deadline_s, recovery
 from ops.run import Run, observe
 from ops.steps import perform
 
-_BEAT_S = 2.0
-
 
 def transaction(run: Run, plan: Plan, *, command: str, purpose: Purpose, release: str) -> None:
     """Execute `plan` under the lock that the run holds; undo it when it fails.
 
-    Raises: RolledBack (the earlier state is proven), Interrupted (the same, after Ctrl-C), Unsafe, or a bug's own exception
-    after undoing.
+    Raises: RolledBack (the earlier state is proven), Interrupted (the same, after Ctrl-C), Unsafe, or a bug's own
+    exception after undoing.
     """
-    with _heartbeat(run), _signals():
+    with terminable():
         try:
             run.journal(
                 "run-started",
@@ -81,25 +79,28 @@ def _undo(run: Run, cause: BaseException, *, undoable: bool) -> None:
     run.say(text)
     if not undoable:
         end(run, "failed", 4)
-        raise Unsafe(f"{text}; nothing was undone", hint=_look(run), host=run.host.name) from cause
+        raise Unsafe(
+            f"{text}; nothing was undone. {_running_words(run)}", hint=_look(run), host=run.host.name
+        ) from cause
     try:
         found = recover(run, run.identity.run)
-        _end_failed(run, cause, found)
     except KeyboardInterrupt:
         raise _left_to_guard(run, "interrupted a second time") from cause
     except GuardActed:
-        _after_guard(run, cause)
+        raise _after_guard(run, text) from cause
     except ConnectionLost as error:
         raise _left_to_guard(run, error.message) from cause
     except OpsError as error:
-        if isinstance(error, (RolledBack, Interrupted, Unsafe)):
-            raise
         end(run, "unsafe", 4)
         raise Unsafe(
-            f"rolling back failed too: {error.message}. First failure: {text}. {_running_words(run)} The host takes no traffic",
+            f"rolling back failed too: {error.message}. First failure: {text}. {_running_words(run)} "
+            "The host takes no traffic",
             hint=f"{_look(run)}; then `ops rollback --host {run.host.name}` or `ops deploy`",
             host=run.host.name,
         ) from cause
+    except Exception as error:
+        raise _left_to_guard(run, f"a bug in ops while going back: {error!r}; first failure: {text}") from error
+    _end_failed(run, cause, found)
 
 
 def recover(run: Run, dead_run: str) -> Recovery:
@@ -119,11 +120,12 @@ def recover(run: Run, dead_run: str) -> Recovery:
 
 
 def _end_failed(run: Run, cause: BaseException, found: Recovery) -> None:
+    """Close a run that was recovered, and say how. A run past its commit point is done, whatever came after."""
     if found.committed:
         end(run, "done", 0)
-        if isinstance(cause, KeyboardInterrupt):
-            return
-        raise cause
+        if not isinstance(cause, (OpsError, KeyboardInterrupt)):
+            raise cause
+        return
     state = f"{found.target} serves again" if found.target else "nothing serves, as before"
     if isinstance(cause, KeyboardInterrupt):
         end(run, "interrupted", 130)
@@ -135,15 +137,15 @@ def _end_failed(run: Run, cause: BaseException, found: Recovery) -> None:
     raise cause
 
 
-def _after_guard(run: Run, cause: BaseException) -> None:
+def _after_guard(run: Run, text: str) -> Unsafe:
     """The guard (or a boot) was faster: find out what it restored, and say so."""
     facts = wait_for_guard(run)
     serving = facts["links"]["current"]
-    raise Unsafe(
-        f"{cause}. The host went back to {serving or 'nothing running'} by itself; that is restored, not yet gated",
+    return Unsafe(
+        f"{text}. The host went back to {serving or 'nothing running'} by itself; that is restored, not yet gated",
         hint=f"ops gate --host {run.host.name}, then ops status",
         host=run.host.name,
-    ) from cause
+    )
 
 
 def wait_for_guard(run: Run, patience_s: float = 60.0) -> Any:
@@ -158,12 +160,12 @@ def wait_for_guard(run: Run, patience_s: float = 60.0) -> Any:
 
 
 def end(run: Run, outcome: str, exit_code: int) -> None:
-    """Close the run in the journal and give the lock back."""
+    """Close the run in the journal."""
     run.journal("run-ended", outcome=outcome, exit_code=exit_code, phases=run.seconds)
-    run.call("lock.release", run=run.identity.run)
 
 
 def _left_to_guard(run: Run, why: str) -> Unsafe:
+    run.left_to_guard = True
     return Unsafe(
         f"{why}; left to the guard: the host goes back to its last good release by itself",
         hint=_look(run),
@@ -181,33 +183,12 @@ def _running_words(run: Run) -> str:
     except OpsError:
         return "What runs there is unknown."
     engine = facts["engine"]
-    return f"Current is {facts['links']['current'] or 'nothing'}, the supervisor says {engine['state']} (pid {engine['pid']})."
+    current = facts["links"]["current"] or "nothing"
+    return f"Current is {current}, the supervisor says {engine['state']} (pid {engine['pid']})."
 
 
 @contextmanager
-def _heartbeat(run: Run) -> Iterator[None]:
-    """Beat while the run goes on; a host that cannot be reached or was taken over shows at the next step."""
-    stop = threading.Event()
-
-    def beat() -> None:
-        while not stop.wait(_BEAT_S):
-            try:
-                run.host.call(
-                    "lock.heartbeat", instance_dir=run.instance_dir, run=run.identity.run, timeout_s=_BEAT_S * 5
-                )
-            except (HostError, RemoteFailed, OpsError):
-                continue
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM means the same as Ctrl-C. Only the main thread may set handlers; elsewhere the caller's stay."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,8 +1,8 @@
 """What a run will do, and what undoes it.
 
-Pure functions of profile, links and journal, so that any process can compute what another one would have done next. The proof
-obligation: from every point at which a run can stop, `recovery` leads to the last good release serving, and running it twice
-is the same as running it once (each step looks first).
+Pure functions of profile, links and journal, so that any process can compute what another one would have done next.
+The proof obligation: from every point at which a run can stop, `recovery` leads to the last good release serving, and
+running it twice is the same as running it once (each step looks first).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,8 @@ def guard_deadline_s(profile: Profile) -> float:
 
 
 def deploy_plan(release: str, profile: Profile, *, fallback: str | None) -> Plan:
-    """Replace what serves by `release`. `fallback`: a baseline release to stage beside it, so that it is ready when needed."""
+    """Replace what serves by `release`. `fallback`: a baseline release to stage beside it, so that it is ready when
+    needed."""
     return Plan(
         steps=(
             Step(kind="stage", args={"release": release, "fallback": fallback}),
@@ -85,8 +86,8 @@ def recovery(
 ) -> Recovery:
     """Compute how to end a run from what lies on the host.
 
-    Args: events: the run's journal events. armed, confirmed: the guard's markers. deadline_s: how long the guard waits for
-        this recovery (engine seconds).
+    Args: events: the run's journal events. armed, confirmed: the guard's markers. deadline_s: how long the guard
+        waits for this recovery (engine seconds).
     """
     if confirmed is not None:
         release = confirmed.release

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ops.errors import ConfigError, GuardActed, RemoteFailed
-from ops.model.gate import GateReport, Subset
+from ops.model.gate import BaselineRecord, GateReport, Subset
 from ops.model.ports import Host, Reporter, Router
 from ops.model.profile import Profile
 from ops.model.release import Release
@@ -64,7 +64,7 @@ class Run:
         releases: what this run rendered, by release id; other releases are known by their manifest on the host.
         secrets: values of the profile's secret variables, read where `ops` runs.
         seconds: engine seconds each step took.
-        armed: the guard watches this run.
+        armed: the guard watches this run. left_to_guard: and it will have to act, so the lock stays.
     """
 
     host: Host
@@ -78,8 +78,10 @@ class Run:
     api_key: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     reports: list[GateReport] = field(default_factory=list)
+    assumed_baseline: BaselineRecord | None = None
     started: dict[str, Any] = field(default_factory=dict)
     armed: bool = False
+    left_to_guard: bool = False
     sequence: int = 0
 
     @property
@@ -157,7 +159,7 @@ def supervisor_of(host: Host) -> dict[str, Any]:
 def observe(host: Host, **kwargs: Any) -> Facts:
     """One read-only pass over the host (see `ops.remote.facts`)."""
     found: Facts = host.call(
-        "facts.observe", instance_dir=host.spec.instance_dir, supervisor=supervisor_of(host), timeout_s=60.0, **kwargs
+        "facts.observe", instance_dir=host.spec.instance_dir, supervisor=supervisor_of(host), wait_s=60.0, **kwargs
     )
     return found
 

@@ -1,4 +1,5 @@
-"""Preflight: one file a question about the host, asked before anything is touched. Found by file name (constant CHECK)."""
+"""Preflight: one file a question about the host, asked before anything is touched. Found by file name (constant
+CHECK)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -18,6 +18,7 @@ app = typer.Typer(
 for command in (
     release.deploy,
     release.rollback,
+    release.gate,
     release.start,
     release.stop,
     release.restart,

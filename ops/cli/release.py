@@ -1,11 +1,13 @@
 """`ops deploy|rollback|start|stop|restart|status|logs|history|releases`."""
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ops.cli import output
+from ops.errors import ConfigError
 
 Host = Annotated[
     str | None, typer.Option("--host", help="Host or pattern of the inventory. [default: sandbox or OPS_HOST]")
@@ -21,6 +23,9 @@ def deploy(
     host: Host = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the host, show the plan, touch nothing.")] = False,
     message: Annotated[str, typer.Option("--message", "-m", help="Why; shown by the lock and the journal.")] = "",
+    assume_baseline: Annotated[
+        Path | None, typer.Option(help="Judge speed against this baseline.json instead of measuring the host's own.")
+    ] = None,
     break_lock: BreakLock = False,
     as_json: Json = False,
 ) -> None:
@@ -30,9 +35,9 @@ def deploy(
     from ops.flows.hosts import Project
 
     project = Project.here()
-    project.profile(profile)
-    options = DeployOptions(dry_run=dry_run, break_lock=break_lock, message=message)
-    result = flow(project, profile, project.host(host), options, output.Progress())
+    resolved = project.profile(profile)
+    options = DeployOptions(dry_run=dry_run, break_lock=break_lock, message=message, assume_baseline=assume_baseline)
+    result = flow(project, resolved, project.host(host), options, output.Progress())
     if dry_run and not as_json and "plan" in result.details:
         for step in result.details["plan"]:
             print(step["kind"], *(f"{key}={value}" for key, value in step["args"].items()))
@@ -53,6 +58,28 @@ def rollback(
 
     result = flow(Project.here().host(host), to, output.Progress(), break_lock=break_lock)
     raise typer.Exit(output.finish("rollback", [result], as_json))
+
+
+def gate(
+    host: Host = None,
+    subset: Annotated[str, typer.Option(help="deploy: every check; rollback: alive to acceptance.")] = "deploy",
+    explain: Annotated[bool, typer.Option("--explain", help="Print each check's evidence.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Judge what runs on a host; exit 6 when found wanting, 7 when inconclusive."""
+    from ops.flows.gating import gate as flow
+    from ops.flows.hosts import Project
+    from ops.model.gate import Subset
+
+    if subset not in tuple(Subset):
+        raise ConfigError(f"--subset {subset} is neither deploy nor rollback")
+    result = flow(Project.here().host(host), Subset(subset), output.Progress())
+    if explain and not as_json and result.gate:
+        for check in result.gate["checks"]:
+            print(f"{check['name']}: {check['outcome']}: {check['message']}")
+            for key, value in check["evidence"].items():
+                print(f"    {key}: {value}")
+    raise typer.Exit(output.finish("gate", [result], as_json))
 
 
 def _control(verb: str, host: str | None, break_lock: bool, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """Read the engine's log: load phases, fatal lines, causes of death.
 
-Source: recordings of SGLang 0.5.17 (CUDA) and 0.5.23 (CPU) under `tests/recordings`, and 0.5.23's source where a line names it.
+Source: recordings of SGLang 0.5.17 (CUDA) and 0.5.23 (CPU) under `tests/recordings`, and 0.5.23's source where a line
+names it.
 """
 
 import re
@@ -45,7 +46,7 @@ _RULES = (
         "unknown-flag",
         re.compile(r"error: (unrecognized arguments: .*|argument .*)"),
         "the engine refuses a flag: {0}",
-        "the profile's stack pins another version than the host has; compare `ops profile show` with the engine's --help",
+        "the host has another engine version than the profile's stack pins; compare with the engine's own --help",
     ),
     _Rule(
         "port-in-use",

@@ -3,7 +3,7 @@
 from ops.errors import ConfigError, OpsError
 from ops.execute import transaction
 from ops.flows.hosts import run_on
-from ops.flows.ownership import acquire
+from ops.flows.ownership import owned
 from ops.flows.report import failed, gate_summary
 from ops.model.inventory import HostSpec
 from ops.model.plan import Plan, Purpose
@@ -17,14 +17,10 @@ from ops.run import Run
 def control(spec: HostSpec, verb: str, reporter: Reporter, *, break_lock: bool = False) -> HostResult:
     """Do `start`, `stop` or `restart` on one host."""
     try:
-        with run_on(spec, reporter) as run:
-            acquire(run, verb, break_lock=break_lock)
+        with run_on(spec, reporter) as run, owned(run, verb, break_lock=break_lock):
             release = run.facts["links"]["current"]
             if release is None:
-                run.call("lock.release", run=run.identity.run)
-                raise ConfigError(
-                    "nothing is deployed on this host", hint="ops deploy --profile <profile>", host=spec.name
-                )
+                raise ConfigError("nothing is deployed here", hint="ops deploy --profile <profile>", host=spec.name)
             return _control(run, verb, release)
     except OpsError as error:
         return failed(spec, None, error)
@@ -50,7 +46,6 @@ def _control(run: Run, verb: str, release: str) -> HostResult:
     if (verb == "start" and running and run.facts["admitted"]) or (
         verb == "stop" and not running and not run.facts["processes"] and run.facts["guard"]["wanted"] == "stopped"
     ):
-        run.call("lock.release", run=run.identity.run)
         return base.model_copy(update={"outcome": "unchanged", "changed": False, "message": f"{release}: already so"})
     transaction(run, plans[verb], command=verb, purpose=Purpose.CONTROL, release=release)
     gate = gate_summary(run.reports[-1]) if run.reports else None

@@ -1,15 +1,16 @@
 """`ops deploy`: from a profile's name to a release that serves, or the old state proven."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from ops.errors import OpsError
+from ops.errors import ConfigError, OpsError
 from ops.execute import transaction
-from ops.flows import preflight
+from ops.flows import gating, preflight
 from ops.flows.hosts import Project, run_on
-from ops.flows.ownership import acquire
+from ops.flows.ownership import owned, renew
 from ops.flows.report import failed, gate_summary
 from ops.model.inventory import HostSpec
-from ops.model.plan import Plan, Purpose
+from ops.model.plan import Purpose
 from ops.model.ports import Reporter
 from ops.model.profile import Profile
 from ops.model.release import Release
@@ -20,82 +21,99 @@ from ops.run import Run, hashes
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """Attributes:
-    dry_run: show the plan and end.
-    break_lock: undo a dead run's pending release now instead of waiting for the guard.
+    """How to deploy.
+
+    Attributes:
+        dry_run: check the host, show the plan, touch nothing.
+        break_lock: undo a dead run's pending release now instead of waiting for the guard.
+        message: why; shown by the lock.
+        assume_baseline: a `baseline.json` to judge speed against, instead of this host's own measurement.
     """
 
     dry_run: bool = False
     break_lock: bool = False
     message: str = ""
+    assume_baseline: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    profile: Profile
+    release: Release
+    fallback: Release | None
 
 
 def deploy(
-    project: Project, profile_name: str, spec: HostSpec, options: DeployOptions, reporter: Reporter
+    project: Project, profile: Profile, spec: HostSpec, options: DeployOptions, reporter: Reporter
 ) -> HostResult:
     """Deploy one profile to one host. Never raises an OpsError: the result says what happened and what is true now."""
     try:
-        profile = project.profile(profile_name)
         with run_on(spec, reporter) as run:
             supervisor = run.facts["supervisor"]
             release = project.release(profile, spec, supervisor)
             fallback = (
                 project.release(project.profile(profile.fallback), spec, supervisor) if profile.fallback else None
             )
-            return _deploy(run, profile, release, fallback, options)
+            return _deploy(run, _Candidate(profile, release, fallback), options)
     except OpsError as error:
-        return failed(spec, profile_name, error)
+        return failed(spec, profile.name, error)
 
 
-def _deploy(
-    run: Run, profile: Profile, release: Release, fallback: Release | None, options: DeployOptions
-) -> HostResult:
-    spec = run.host.spec
-    models = {"target": spec.path(profile.engine.model_path)}
-    if profile.speculation is not None:
-        models["draft"] = spec.path(profile.speculation.draft_path)
-    facts = run.observe(ports=[profile.engine.port], models=models, gpus=True)
-    previous = facts["links"]["current"]
-    base = HostResult(
-        host=spec.name,
-        instance=spec.instance,
+def _deploy(run: Run, candidate: _Candidate, options: DeployOptions) -> HostResult:
+    profile, release, fallback = candidate.profile, candidate.release, candidate.fallback
+    run.releases = {r.id: r for r in (release, fallback) if r is not None}
+    facts = run.observe(ports=[profile.engine.port], models=gating.models(run, profile), gpus=True)
+    result = HostResult(
+        host=run.host.name,
+        instance=run.host.spec.instance,
         profile=profile.name,
         release=release.id,
         outcome="deployed",
-        previous=previous,
+        previous=facts["links"]["current"],
         changed=True,
     )
     if serves(run, release):
-        return base.model_copy(
-            update={
-                "outcome": "unchanged",
-                "changed": False,
-                "message": f"{release.id} serves already; nothing was done",
-            }
-        )
-    verdicts = preflight.ask(profile, spec, facts)
-    preflight.require(verdicts, spec.name)
+        message = f"{release.id} serves already; nothing was done"
+        return result.model_copy(update={"outcome": "unchanged", "changed": False, "message": message})
+    preflight.require(preflight.ask(profile, run.host.spec, facts), run.host.name)
     plan = deploy_plan(release.id, profile, fallback=fallback.id if fallback else None)
     if options.dry_run:
-        return base.model_copy(
-            update={"outcome": "planned", "changed": False, "details": {"plan": plan.model_dump(mode="json")["steps"]}}
-        )
-    run.releases = {r.id: r for r in (release, fallback) if r is not None}
-    acquire(run, options.message or f"deploy {profile.name}", break_lock=options.break_lock)
-    return perform(run, plan, release, base, command="deploy", purpose=Purpose.CANDIDATE)
-
-
-def perform(run: Run, plan: Plan, release: Release, base: HostResult, *, command: str, purpose: Purpose) -> HostResult:
-    """Execute a switching plan and complete its result."""
-    transaction(run, plan, command=command, purpose=purpose, release=release.id)
-    report = run.reports[-1]
-    return base.model_copy(
+        steps = plan.model_dump(mode="json")["steps"]
+        return result.model_copy(update={"outcome": "planned", "changed": False, "details": {"plan": steps}})
+    run.assumed_baseline = gating.read_record(options.assume_baseline)
+    message = options.message or f"deploy {profile.name}"
+    with owned(run, message, break_lock=options.break_lock):
+        if fallback is not None:
+            _measure_baseline(run, candidate, fallback, message)
+        transaction(run, plan, command="deploy", purpose=Purpose.CANDIDATE, release=release.id)
+    return result.model_copy(
         update={
-            "gate": gate_summary(report),
+            "gate": gate_summary(run.reports[-1]),
             "phases": run.seconds,
             "message": f"{release.id} serves and takes traffic",
         }
     )
+
+
+def _measure_baseline(run: Run, candidate: _Candidate, fallback: Release, message: str) -> None:
+    """Deploy and measure the yardstick first, as an ordinary confirmed deploy, when this host has no valid one."""
+    if "speed" in candidate.profile.gates.skip or run.assumed_baseline is not None:
+        return
+    profile = run.profile(fallback.id)
+    run.observe(models=gating.models(run, profile), gpus=True)
+    problem = gating.baseline_problem(run, fallback.id, candidate.profile.traffic.concurrency)
+    if not problem:
+        return
+    if profile.traffic.concurrency != candidate.profile.traffic.concurrency:
+        raise ConfigError(
+            f"{profile.name} is measured at concurrency {list(profile.traffic.concurrency)}, "
+            f"{candidate.profile.name} needs {list(candidate.profile.traffic.concurrency)}",
+            hint="give both profiles the same traffic.concurrency",
+        )
+    run.say(f"{problem}: deploying and measuring {profile.name} first")
+    plan = deploy_plan(fallback.id, profile, fallback=None)
+    transaction(run, plan, command="deploy", purpose=Purpose.BASELINE, release=fallback.id)
+    renew(run, message)
 
 
 def serves(run: Run, release: Release) -> bool:
@@ -108,5 +126,4 @@ def serves(run: Run, release: Release) -> bool:
         return False
     if not any(process["release"] == release.id for process in facts["processes"]):
         return False
-    drifted = run.call("store.verify", release=release.id, hashes=hashes(release.manifest))["drifted"]
-    return not drifted
+    return not run.call("store.verify", release=release.id, hashes=hashes(release.manifest))["drifted"]

@@ -1,14 +1,58 @@
 """The gate on a host's running engine: what it needs of the host, and what the host remembers of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ops.errors import ConfigError, Exit, OpsError
+from ops.flows.hosts import run_on
+from ops.flows.report import failed, gate_summary
 from ops.gates import baseline
 from ops.gates.live import LiveServer
 from ops.gates.runner import run_gate as judge
 from ops.model.gate import BaselineRecord, GateReport, Stored, Subset
+from ops.model.inventory import HostSpec
+from ops.model.ports import Reporter
 from ops.model.profile import Profile
+from ops.model.result import HostResult
+from ops.model.state import profile_name
+from ops.model.verdict import Outcome
 from ops.run import Run
+from ops.steps.gate import note
+
+_OUTCOMES = {
+    Outcome.PASS: ("passed", Exit.DONE),
+    Outcome.FAIL: ("failed", Exit.FOUND_WANTING),
+    Outcome.INCONCLUSIVE: ("inconclusive", Exit.INCONCLUSIVE),
+}
+
+
+def gate(spec: HostSpec, subset: Subset, reporter: Reporter) -> HostResult:
+    """`ops gate`: judge what runs on a host, and keep the verdict in its journal. Takes no lock, changes nothing
+    else."""
+    try:
+        with run_on(spec, reporter) as run:
+            release = run.facts["links"]["current"]
+            if release is None:
+                raise ConfigError("nothing is deployed here", hint="ops deploy --profile <profile>", host=spec.name)
+            report = run_gate(run, release, subset)
+            note(run, release, subset, report, fenced=False)
+            outcome, code = _OUTCOMES[report.outcome]
+            problem = report.first_problem
+            return HostResult(
+                host=spec.name,
+                instance=spec.instance,
+                profile=profile_name(release),
+                release=release,
+                outcome=outcome,
+                exit_code=int(code),
+                changed=False,
+                message=problem.line() if problem else f"{release} passes",
+                hint=problem.remedy if problem else "",
+                gate=gate_summary(report),
+            )
+    except OpsError as error:
+        return failed(spec, None, error)
 
 
 def run_gate(run: Run, release: str, subset: Subset) -> GateReport:
@@ -19,21 +63,24 @@ def run_gate(run: Run, release: str, subset: Subset) -> GateReport:
 def server(run: Run, release: str) -> LiveServer:
     """The running engine of `release` as the gate sees it."""
     profile = run.profile(release)
-    look = {"ports": [profile.engine.port], "models": models(run, profile), "gpus": True}
 
     def call(verb: str, args: Mapping[str, Any], timeout_s: float, on_event: Any = None) -> Any:
-        return run.host.call(verb, timeout_s=timeout_s, on_event=on_event, on_reconnect=run.say, **args)
+        return run.host.call(verb, wait_s=timeout_s, on_event=on_event, on_reconnect=run.say, **args)
 
+    def look() -> Mapping[str, Any]:
+        return run.observe(ports=[profile.engine.port], models=models(run, profile), gpus=True)
+
+    look()
     return LiveServer(
         profile=profile,
         manifest=run.manifest(release),
         clock=run.host.clock,
         bound=(run.address(release), profile.engine.port),
         call=call,
-        look=lambda: run.observe(**look),
+        look=look,
         read_log=lambda lines: run.observe(log_lines=lines)["log"],
         say=run.say,
-        stored=stored(run, release),
+        stored=stored(run, profile),
         api_key=run.api_key,
     )
 
@@ -47,35 +94,38 @@ def models(run: Run, profile: Profile) -> dict[str, str]:
     return found
 
 
-def stored(run: Run, release: str) -> Stored:
+def stored(run: Run, profile: Profile) -> Stored:
     """What earlier gates left on the host: the baseline's measurements when they still hold, and expectations."""
     remembered = run.call("store.remembered")
-    text = remembered["baseline"]
-    record = baseline.from_json(text) if text else None
-    wanted = baseline.key(
-        run.facts,
-        _baseline_manifest(run),
-        run.facts["links"]["baseline"] or "",
-        run.profile(release).traffic.concurrency,
-    )
-    problem = baseline.problem(record, wanted)
-    return Stored(
-        baseline=record if not problem else None,
-        baseline_problem=problem,
-        expectations=remembered["expectations"],
-    )
-
-
-def _baseline_manifest(run: Run) -> Mapping[str, Any]:
+    if run.assumed_baseline is not None:
+        return Stored(baseline=run.assumed_baseline, expectations=remembered["expectations"])
     release = run.facts["links"]["baseline"]
-    return run.manifest(release) if release else {}
+    problem = baseline_problem(run, release, profile.traffic.concurrency) if release else "there is no baseline release"
+    record = baseline.from_json(remembered["baseline"]) if remembered["baseline"] and not problem else None
+    return Stored(baseline=record, baseline_problem=problem, expectations=remembered["expectations"])
+
+
+def baseline_problem(run: Run, release: str, concurrency: Sequence[int]) -> str:
+    """Why the host's stored measurement is no yardstick for what runs there now; empty when it is one."""
+    text = run.call("store.remembered")["baseline"]
+    record = baseline.from_json(text) if text else None
+    return baseline.problem(record, baseline.key(run.facts, run.manifest(release), release, concurrency))
+
+
+def read_record(path: Path | None) -> BaselineRecord | None:
+    """A `baseline.json` given by hand. Raises: ConfigError when it is none."""
+    if path is None:
+        return None
+    try:
+        return baseline.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is no baseline record: {error}", hint="it is <ops_root>/<instance>/baseline.json"
+        ) from error
 
 
 def remember(run: Run, report: GateReport) -> None:
     """Keep on the host what a good gate learned."""
-    record: BaselineRecord | None = report.baseline
-    run.call(
-        "store.remember",
-        baseline=baseline.to_json(record) if record else None,
-        expectations=report.learned,
-    )
+    record = report.baseline
+    text = baseline.to_json(record) if record else None
+    run.call("store.remember", baseline=text, expectations=report.learned)

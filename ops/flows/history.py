@@ -47,6 +47,6 @@ def logs(spec: HostSpec, release: str | None, lines: int, follow: bool, show: Ca
             log=f"{spec.instance_dir}/logs/{chosen}.log",
             lines=lines,
             follow=follow,
-            timeout_s=_FOR_EVER_S if follow else 30.0,
+            wait_s=_FOR_EVER_S if follow else 30.0,
             on_event=show_lines,
         )

@@ -8,7 +8,6 @@ from pathlib import Path
 from ops.config.inventory import default_host, hosts_of, load_inventory
 from ops.config.profiles import load_nccl, load_profile, load_stack
 from ops.config.settings import find_project, load_settings, secret_values
-from ops.flows.gating import remember, run_gate
 from ops.hosts.ssh import SshHost
 from ops.model.inventory import HostSpec
 from ops.model.ports import Reporter
@@ -74,6 +73,8 @@ def connected(spec: HostSpec) -> Iterator[SshHost]:
 @contextmanager
 def run_on(spec: HostSpec, reporter: Reporter, *, api_key: str | None = None) -> Iterator[Run]:
     """A run on a host, not yet its owner."""
+    from ops.flows.gating import remember, run_gate
+
     with connected(spec) as host:
         yield Run(
             host=host,

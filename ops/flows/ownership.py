@@ -1,18 +1,28 @@
 """Become the one writer of a host, and settle what a dead writer left."""
 
 import socket
+import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from ops.errors import LockHeld, OpsError, Unsafe
-from ops.execute import recover
+from ops.execute import end, recover
 from ops.model.state import Owner, armed, confirmed, open_run, owner
-from ops.run import Run, alive_here
+from ops.run import Identity, Run, alive_here
+
+_BEAT_S = 2.0
 
 
-def acquire(run: Run, message: str, *, break_lock: bool = False) -> None:
-    """Take the host's lock for `run`, by the rules for dead owners.
+@contextmanager
+def owned(run: Run, message: str, *, break_lock: bool = False) -> Iterator[None]:
+    """Own the host for the length of the block, by the rules for dead owners.
 
-    Raises: LockHeld (a living owner, or a dead one whose pending release the guard will undo), Unsafe when undoing failed.
+    The lock is given back at the end, unless the guard has yet to undo this run: then it explains who left what.
+
+    Raises: LockHeld (a living owner, or a dead one whose pending release the guard will undo), Unsafe when undoing
+    failed.
     """
     document = run.identity.lock_document(message)
     found = run.call("lock.acquire", owner=document)
@@ -23,13 +33,48 @@ def acquire(run: Run, message: str, *, break_lock: bool = False) -> None:
         if not found["acquired"]:
             raise LockHeld(_held(found["holder"]), host=run.host.name)
         run.say(f"took over the lock of run {dead_run}: its client is gone")
+    with _heartbeat(run):
+        try:
+            run.observe()
+            left = dead_run or _unfinished(run)
+            if left is not None:
+                _settle(run, left)
+                renew(run, message)
+            yield
+        finally:
+            if not run.left_to_guard:
+                run.call("lock.release", run=run.identity.run)
+
+
+def renew(run: Run, message: str) -> None:
+    """Go on under a new run id, still the owner: one id is one transaction in the journal."""
+    identity = Identity.new()
+    run.call("lock.take_over", dead_run=run.identity.run, owner=identity.lock_document(message))
+    run.identity = identity
+    run.sequence = 0
+    run.armed = False
+    run.seconds = {}
     run.observe()
-    left = dead_run or _unfinished(run)
-    if left is not None:
-        _settle(run, left)
 
 
-def _dead_run(run: Run, holder: dict[str, object], break_lock: bool) -> str:
+@contextmanager
+def _heartbeat(run: Run) -> Iterator[None]:
+    """Beat while the host is owned; one that cannot be reached or was taken over shows at the next step."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(_BEAT_S):
+            with suppress(OpsError):
+                run.host.call("lock.heartbeat", instance_dir=run.instance_dir, run=run.identity.run, wait_s=_BEAT_S * 5)
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def _dead_run(run: Run, holder: Mapping[str, Any], break_lock: bool) -> str:
     facts = run.observe()
     lock = facts["lock"]
     if lock is None or lock["run"] != holder["run"]:  # it changed hands while we looked
@@ -52,10 +97,10 @@ def _dead_run(run: Run, holder: dict[str, object], break_lock: bool) -> str:
     return str(lock["run"])
 
 
-def _held(lock: object) -> str:
-    assert isinstance(lock, dict)
+def _held(lock: Mapping[str, Any]) -> str:
+    who = f"{lock['owner']}@{lock['host']} (pid {lock['pid']}, run {lock['run']})"
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lock["since"]))
-    return f"locked by {lock['owner']}@{lock['host']} (pid {lock['pid']}, run {lock['run']}) since {since}: {lock['message']}"
+    return f"locked by {who} since {since}: {lock['message']}"
 
 
 def _unfinished(run: Run) -> str | None:
@@ -77,10 +122,10 @@ def _settle(run: Run, dead_run: str) -> None:
             hint=f"ops status --host {run.host.name}",
             host=run.host.name,
         ) from error
+    end(run, "settled", 0)
     outcome = "finished" if found.committed else "undone" if found.plan.steps else "abandoned"
     run.call(
         "journal.append",
         event={"run": dead_run, "event": "run-ended", "outcome": outcome, "by": run.identity.run},
         fenced=False,
     )
-    run.observe()

@@ -17,10 +17,12 @@ _OUTCOMES = {
 
 
 def failed(spec: HostSpec, profile: str | None, error: OpsError) -> HostResult:
-    """The result of a run that ended in `error`. An error without an exit code of its own stopped a run before it
-    touched anything, or was mapped by the transaction already.
+    """The result of a run that ended in `error`.
+
+    The transaction maps every error to what is true of the host. One that carries no such code came before it: nothing
+    was touched.
     """
-    code = error.exit_code if error.exit_code is not Exit.BUG else Exit.UNSAFE
+    code = error.exit_code if error.exit_code is not Exit.BUG else Exit.REFUSED
     return HostResult(
         host=spec.name,
         instance=spec.instance,

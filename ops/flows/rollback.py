@@ -3,7 +3,7 @@
 from ops.errors import ConfigError, OpsError
 from ops.execute import transaction
 from ops.flows.hosts import run_on
-from ops.flows.ownership import acquire
+from ops.flows.ownership import owned
 from ops.flows.report import failed, gate_summary
 from ops.model.inventory import HostSpec
 from ops.model.plan import Purpose
@@ -15,16 +15,12 @@ from ops.run import Run
 
 
 def rollback(spec: HostSpec, to: str | None, reporter: Reporter, *, break_lock: bool = False) -> HostResult:
-    """Go back on one host. `to`: a release id, `baseline`, or None for the last good release other than the current one."""
+    """Go back on one host. `to`: a release id, `baseline`, or None for the last good release other than the current
+    one."""
+    message = f"rollback to {to or 'the last good release'}"
     try:
-        with run_on(spec, reporter) as run:
-            acquire(run, f"rollback to {to or 'the last good release'}", break_lock=break_lock)
-            try:
-                target = choose(run.facts, to)
-            except OpsError:
-                run.call("lock.release", run=run.identity.run)
-                raise
-            return _roll(run, target)
+        with run_on(spec, reporter) as run, owned(run, message, break_lock=break_lock):
+            return _roll(run, choose(run.facts, to))
     except OpsError as error:
         return failed(spec, None, error)
 

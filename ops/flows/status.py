@@ -7,6 +7,7 @@ from typing import Any
 
 from ops.errors import OpsError
 from ops.flows.hosts import connected
+from ops.flows.report import failed
 from ops.model.inventory import HostSpec
 from ops.model.result import HostResult
 from ops.model.state import (
@@ -20,7 +21,6 @@ from ops.model.state import (
     profile_name,
     ungated_restore,
 )
-from ops.flows.report import failed
 from ops.run import alive_here, observe
 
 

@@ -53,15 +53,17 @@ class CallTimedOut(Exception):
 def command(python: str, search_path: tuple[str, ...], become: bool) -> str:
     """The one command line that starts the agent under any login shell.
 
-    Whatever the login shell is or prints (fish, csh, a message, `set -e`), it only sees one word in single quotes and hands it to
-    /bin/sh; what it printed before the greeting is skipped by the reader. The environment is built here, never inherited.
+    Whatever the login shell is or prints (fish, csh, a message, `set -e`), it only sees one word in single quotes and
+    hands it to /bin/sh; what it printed before the greeting is skipped by the reader. The environment is built here,
+    never inherited.
     """
     path = ":".join([*search_path, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"])
     sudo = "sudo -n -- " if become else ""
     script = (
         f"printf 'OPS-AGENT\\n'; printf 'OPS-AGENT\\n' >&2; "
         f"[ -x {_quote(python)} ] || {{ echo 'there is no Python at {python}' >&2; exit 69; }}; "
-        f'exec {sudo}env -i PATH={_quote(path)} HOME="$HOME" LC_ALL=C.UTF-8 {_quote(python)} -IS -c {_quote(loader.BOOT)}'
+        f'exec {sudo}env -i PATH={_quote(path)} HOME="$HOME" LC_ALL=C.UTF-8 '
+        f"{_quote(python)} -IS -c {_quote(loader.BOOT)}"
     )
     word = base64.b64encode(script.encode()).decode()
     return f"/bin/sh -c 'eval \"$(printf %s {word} | base64 -d)\"'"

@@ -1,6 +1,7 @@
 """A host over SSH: one connection a command, calls that survive a broken connection.
 
-Host keys are always checked. Every agent verb may be repeated, so after a broken connection a call is simply made again.
+Host keys are always checked. Every agent verb may be repeated, so after a broken connection a call is simply made
+again.
 """
 
 import socket
@@ -46,15 +47,15 @@ class SshHost:
         self,
         verb: str,
         *,
-        timeout_s: float = 30.0,
+        wait_s: float = 30.0,
         on_event: Callable[[Event], None] | None = None,
         on_reconnect: Callable[[str], None] | None = None,
         **args: Any,
     ) -> Any:
-        """Run `verb` with `args` on the host; `timeout_s` is wall time.
+        """Run `verb` with `args` on the host; `wait_s` bounds the answer, wall time.
 
-        Raises: Unreachable (never connected), ConnectionLost (broke and did not come back), RemoteFailed (the verb raised),
-        HostError (no answer in time).
+        Raises: Unreachable (never connected), ConnectionLost (broke and did not come back), RemoteFailed (the verb
+        raised), HostError (no answer in time).
         """
         lost_at: float | None = None
         attempt = 0
@@ -62,7 +63,7 @@ class SshHost:
             try:
                 with self._lock:
                     session = self._open()
-                return session.call(verb, args, timeout_s, on_event)
+                return session.call(verb, args, wait_s, on_event)
             except AgentError as error:
                 raise RemoteFailed(str(error), kind=error.kind, host=self.name) from error
             except CallTimedOut as error:
@@ -125,7 +126,7 @@ class SshHost:
             connection.close()
             raise Unreachable(
                 f"connected, but the agent did not start: {error}",
-                hint=f"look at `{self.spec.engine_python}` on the host (ops_engine_python), and at sudo when ansible_become is set",
+                hint=f"look at {self.spec.engine_python} there (ops_engine_python), and at sudo when ansible_become is set",
                 host=self.name,
             ) from error
         except Exception as error:

@@ -11,7 +11,7 @@ Event = Mapping[str, Any]
 
 
 class Host(Protocol):
-    """A host and the verbs of the agent there. Every verb may be repeated. `timeout_s` is wall time."""
+    """A host and the verbs of the agent there. Every verb may be repeated. `wait_s` bounds the answer, wall time."""
 
     name: str
     spec: HostSpec
@@ -23,7 +23,7 @@ class Host(Protocol):
         self,
         verb: str,
         *,
-        timeout_s: float = 30.0,
+        wait_s: float = 30.0,
         on_event: Callable[[Event], None] | None = None,
         on_reconnect: Callable[[str], None] | None = None,
         **args: Any,

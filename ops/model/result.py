@@ -28,7 +28,8 @@ class HostResult(BaseModel):
 
 
 def document(command: str, hosts: list[HostResult]) -> dict[str, Any]:
-    """The one document on stdout. Hosts that agree give their outcome and code; else `partial` (5), or 4 when one is unsafe."""
+    """The one document on stdout. Hosts that agree give their outcome and code; else `partial` (5), or 4 when one is
+    unsafe."""
     codes = {host.exit_code for host in hosts}
     if len(codes) <= 1:
         outcome = hosts[0].outcome if len({host.outcome for host in hosts}) == 1 else "mixed"

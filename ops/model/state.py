@@ -65,8 +65,8 @@ def confirmed(facts: Facts) -> Armed | None:
 def owner(facts: Facts, *, this_host: str, alive: "PidCheck") -> Owner:
     """Tell whether the lock's owner lives.
 
-    Args: alive: asks this machine for a pid; used when the lock was taken from here, which is faster than waiting for the
-        heartbeat to go stale.
+    Args: alive: asks this machine for a pid; used when the lock was taken from here, which is faster than waiting for
+        the heartbeat to go stale.
     """
     lock = facts["lock"]
     if lock is None:

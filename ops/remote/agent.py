@@ -1,8 +1,8 @@
 """The agent: answers requests on stdin with JSON lines on stdout for as long as the SSH channel lives.
 
 Request `{"id", "verb": "module.function", "args": {}}`; answers `{"id", "event"}`*, then `{"id", "result"}` or
-`{"id", "error": {"kind", "message", "data"}}`. Each request has a thread of its own, so a heartbeat is answered while a long
-verb streams. When stdin ends, the client is gone and the agent goes as well.
+`{"id", "error": {"kind", "message", "data"}}`. Each request has a thread of its own, so a heartbeat is answered while
+a long verb streams. When stdin ends, the client is gone and the agent goes as well.
 """
 
 import importlib

@@ -15,8 +15,9 @@ _RANK_TITLE = "sglang::scheduler"
 def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=None, gpus=False, log_lines=0):
     """Look at the host.
 
-    Args: ports: whose listeners to name. models: {target|draft: folder} whose configuration to read. engine: {bind (or None: the
-    profile's own address), api_key} to ask the current release's engine for its health, arguments and load. gpus: ask nvidia-smi as well (it is slow on real hosts).
+    Args: ports: whose listeners to name. models: {target|draft: folder} whose configuration to read. engine: {bind
+    (or None: the profile's own address), api_key} to ask the current release's engine for its health, arguments and
+    load. gpus: ask nvidia-smi as well (it is slow on real hosts).
     """
     links = store.links(instance_dir)
     manifests = {r: _manifest(instance_dir, r) for r in set(links.values()) if r}

@@ -1,7 +1,7 @@
 """The client's half of the dead-man protocol; `guard.sh` is the host's half.
 
-Invariant: `armed` leaves the folder only by a rename, and whoever wins that rename (client: `confirmed`, `armed.client`; guard:
-`fired`) decides what becomes of the pending release.
+Invariant: `armed` leaves the folder only by a rename, and whoever wins that rename (client: `confirmed`,
+`armed.client`; guard: `fired`) decides what becomes of the pending release.
 """
 
 import base64

@@ -19,7 +19,8 @@ def path_of(instance_dir):
 
 
 def append(emit, *, instance_dir, event, fenced=True):
-    """Append `event`. Fenced: refuses when the event's run no longer owns the lock (the guard or another client acted)."""
+    """Append `event`. Fenced: refuses when the event's run no longer owns the lock (the guard or another client
+    acted)."""
     if fenced:
         holder = lock.read(instance_dir)
         if holder is None or holder.get("run") != event["run"]:

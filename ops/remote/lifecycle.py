@@ -32,7 +32,8 @@ def _want(instance_dir, state):
 
 
 def _nccl_conf(instance_dir, release):
-    """Only ever replaces what ops wrote; the file that was there before comes back with a release that asks for none."""
+    """Only ever replaces what ops wrote; the file that was there before comes back with a release that asks for
+    none."""
     guard = os.path.join(instance_dir, "guard")
     ours, before = os.path.join(guard, "nccl.conf.ours"), os.path.join(guard, "nccl.conf.before")
     wanted = os.path.join(instance_dir, "releases", release, "nccl.conf")
@@ -53,7 +54,8 @@ def _nccl_conf(instance_dir, release):
 
 
 def start(emit, *, instance_dir, supervisor):
-    """Ask the supervisor for the engine; returns {pid, starttime, log, log_offset}. Running already: the same answer."""
+    """Ask the supervisor for the engine; returns {pid, starttime, log, log_offset}. Running already: the same
+    answer."""
     keeper = supervisors.get(supervisor)
     release = store.links(instance_dir)["current"]
     log = os.path.join(instance_dir, "logs", f"{release}.log")
@@ -98,9 +100,10 @@ def last_start_offset(log):
 def stop(emit, *, instance_dir, supervisor, ports, deadline_s, want_stopped=False):
     """Stop everything of this instance and prove it.
 
-    SIGTERM through the supervisor, its deadline, SIGKILL of what is left (only processes that carry the instance's marker),
-    then wait until `ports` are free and no process of ours holds GPU memory. Returns {stopped, killed: [pids], foreign: [GPU
-    holders that are not ours], seconds (wall)}. Raises VerbError naming the holder when something stays.
+    SIGTERM through the supervisor, its deadline, SIGKILL of what is left (only processes that carry the instance's
+    marker), then wait until `ports` are free and no process of ours holds GPU memory. Returns {stopped, killed:
+    [pids], foreign: [GPU holders that are not ours], seconds (wall)}. Raises VerbError naming the holder when
+    something stays.
     """
     begun = time.monotonic()
     if want_stopped:

@@ -93,7 +93,8 @@ def limits():
 
 
 def nccl_files(home):
-    """Files that change NCCL with a clean environment: [{path, content}]. Source: NCCL user guide, "Environment variables"."""
+    """Files that change NCCL with a clean environment: [{path, content}]. Source: NCCL user guide, "Environment
+    variables"."""
     found = []
     for path in ("/etc/nccl.conf", os.path.join(home, ".nccl.conf")):
         try:

@@ -1,6 +1,7 @@
 """The release store: content-addressed folders and the links that name them.
 
-Invariant: a folder under `releases/` without a leading dot is complete, and a link is always whole (both come by rename).
+Invariant: a folder under `releases/` without a leading dot is complete, and a link is always whole (both come by
+rename).
 """
 
 import base64
@@ -69,7 +70,8 @@ def prepare(emit, *, instance_dir):
 def stage(emit, *, instance_dir, release, files):
     """Put a release folder in place. `files`: [{name, mode, content (base64), sha256}].
 
-    Returns {"changed", "repaired": [names]}. A folder that is there already is checked, and files that drifted are replaced.
+    Returns {"changed", "repaired": [names]}. A folder that is there already is checked, and files that drifted are
+    replaced.
     """
     prepare(emit, instance_dir=instance_dir)
     folder = os.path.join(instance_dir, "releases", release)

@@ -29,7 +29,8 @@ def _systemctl(*argv, timeout_s=60.0, check=True):
 
 
 class Supervisor:
-    """Units `sglang-<instance>.service`, `sglang-<instance>-guard.service`, timer `sglang-<instance>-deadline.timer`."""
+    """Units `sglang-<instance>.service`, `sglang-<instance>-guard.service`, timer
+    `sglang-<instance>-deadline.timer`."""
 
     def __init__(self, *, instance, instance_dir, conf=None):
         self.instance_dir = instance_dir

@@ -38,8 +38,9 @@ class _Tail:
 def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, port, deadline_s):
     """Stream the log until the engine answers /health with 200 on our own socket, dies, or `deadline_s` (wall) is over.
 
-    Events: {"lines": [...], "offset": n} (resume with that offset). Returns {"outcome": serving|died|timed-out|undone, "offset",
-    "health": last status}. `undone`: the guard or another client took this run's release away.
+    Events: {"lines": [...], "offset": n} (resume with that offset). Returns {"outcome":
+    serving|died|timed-out|undone, "offset", "health": last status}. `undone`: the guard or another client took this
+    run's release away.
     """
     tail = _Tail(log, log_offset)
     deadline = time.monotonic() + deadline_s

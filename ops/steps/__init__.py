@@ -1,7 +1,7 @@
 """Steps: one file a kind of change, each with `do(run, **args) -> evidence`. Found by file name.
 
-A step looks first, may be repeated, and leaves evidence (JSON) in the journal. What undoes a run is not in the steps: it is
-another plan (see `ops.planner.recovery`).
+A step looks first, may be repeated, and leaves evidence (JSON) in the journal. What undoes a run is not in the steps:
+it is another plan (see `ops.planner.recovery`).
 """
 
 import importlib

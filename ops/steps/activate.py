@@ -16,5 +16,5 @@ def do(run: Run, *, release: str | None) -> dict[str, Any]:
                 hint=f"deploy the profile again: ops deploy --profile {release.rpartition('-')[0]}",
                 host=run.host.name,
             )
-    run.call("lifecycle.activate", release=release, supervisor=run.supervisor, timeout_s=90.0)
+    run.call("lifecycle.activate", release=release, supervisor=run.supervisor, wait_s=90.0)
     return {}

@@ -19,7 +19,7 @@ def do(run: Run) -> dict[str, Any]:
         address=run.address(current),
         api_key=run.api_key,
         deadline_s=wall_s,
-        timeout_s=wall_s + 30.0,
+        wait_s=wall_s + 30.0,
         on_event=lambda event: run.say(event["say"]),
     )
     if found["running"]:

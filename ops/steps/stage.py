@@ -28,7 +28,7 @@ def do(run: Run, *, release: str, fallback: str | None) -> dict[str, Any]:
 def put(run: Run, release: Release) -> dict[str, Any]:
     """Upload one release and check what arrived."""
     files = [_wire(file.name, file.content, file.mode) for file in release.files]
-    result: dict[str, Any] = run.call("store.stage", release=release.id, files=files, timeout_s=60.0)
+    result: dict[str, Any] = run.call("store.stage", release=release.id, files=files, wait_s=60.0)
     hashes = {file["name"]: file["sha256"] for file in files}
     drifted = run.call("store.verify", release=release.id, hashes=hashes)["drifted"]
     if drifted:

@@ -26,13 +26,13 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
         address=run.address(release),
         port=profile.engine.port,
         deadline_s=run.host.clock.to_wall_s(profile.timeouts.load_timeout_s),
-        timeout_s=run.host.clock.to_wall_s(profile.timeouts.load_timeout_s) + 60.0,
+        wait_s=run.host.clock.to_wall_s(profile.timeouts.load_timeout_s) + 60.0,
         on_event=watcher,
     )
     load_s = run.host.clock.from_wall_s(time.monotonic() - begun)
     if found["outcome"] == "undone":
         raise GuardActed(
-            "the release was undone while it loaded: its deadline passed, the host rebooted, or another client took over",
+            "undone while it loaded: its deadline passed, the host rebooted, or another client took over",
             hint=f"ops status --host {run.host.name}",
             host=run.host.name,
         )
@@ -48,7 +48,7 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
         raise StepFailed(
             f"the engine did not serve within {profile.timeouts.load_timeout_s:.0f} s; it stands in phase "
             f"'{watcher.phase}', last line: {(log.relevant_lines(watcher.lines, 1) or ['(none)'])[0]}",
-            hint="a load that makes progress needs a larger timeouts.load_timeout_s; one that stands still, a look at its log",
+            hint="raise timeouts.load_timeout_s for a load that makes progress; look at the log of one that stands still",
             host=run.host.name,
         )
     return {"pid": started["pid"], "load_s": round(load_s, 1), "phases": watcher.phases}

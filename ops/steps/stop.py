@@ -18,7 +18,7 @@ def do(run: Run, *, want_stopped: bool = False) -> dict[str, Any]:
             supervisor=run.supervisor,
             ports=ports,
             deadline_s=wall_s,
-            timeout_s=wall_s + 90.0,
+            wait_s=wall_s + 90.0,
             want_stopped=want_stopped,
             on_event=lambda event: run.say(event["say"]),
         )
