@@ -155,5 +155,7 @@ def _project() -> Path:
 
 
 def _print_json(command: str, outcome: str, **fields: Any) -> None:
-    document = {"schema": 1, "command": command, "outcome": outcome, "exit_code": 0, **fields}
-    print(json.dumps(document, ensure_ascii=False))
+    from ops.cli.output import print_json
+    from ops.model.result import SCHEMA
+
+    print_json({"schema": SCHEMA, "command": command, "outcome": outcome, "exit_code": 0, **fields})

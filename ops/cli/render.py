@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -44,10 +44,17 @@ def render(
     )
     _write(release, out)
     if as_json:
-        row = {"host": hosts[0].name, "instance": hosts[0].instance, "profile": profile, "release": release.id}
-        files = [file.name for file in release.files]
-        document = {"schema": 1, "command": "render", "outcome": "rendered", "exit_code": 0}
-        print(json.dumps({**document, "hosts": [{**row, "outcome": "rendered", "out": str(out), "files": files}]}))
+        row: dict[str, Any] = {
+            "host": hosts[0].name,
+            "instance": hosts[0].instance,
+            "profile": profile,
+            "release": release.id,
+        }
+        from ops.cli.output import print_json
+        from ops.model.result import SCHEMA
+
+        row |= {"outcome": "rendered", "out": str(out), "files": [file.name for file in release.files]}
+        print_json({"schema": SCHEMA, "command": "render", "outcome": "rendered", "exit_code": 0, "hosts": [row]})
         return
     print(f"{release.id} for {hosts[0].name}: {', '.join(file.name for file in release.files)} in {out}")
 

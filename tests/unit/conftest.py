@@ -9,6 +9,14 @@ import pytest
 Write = Callable[[str, str], Path]
 
 
+@pytest.fixture(scope="session")
+def shipped_project(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    """The shipped envs/ to read from, without the `.env` that a checkout may have."""
+    folder = tmp_path_factory.mktemp("shipped")
+    shutil.copytree(repository / "envs", folder / "envs")
+    return folder
+
+
 @pytest.fixture
 def project(tmp_path: Path, repository: Path) -> Path:
     folder = tmp_path / "project"

@@ -91,8 +91,8 @@ def started(
 
 
 @pytest.fixture(scope="module")
-def shipped(repository: Path) -> Resolved:
-    return resolve_profile(repository, "eagle3-2step", environ={})
+def shipped(shipped_project: Path) -> Resolved:
+    return resolve_profile(shipped_project, "eagle3-2step", environ={})
 
 
 def changed(shipped: Resolved, env: dict[str, str] | None = None, flags: dict[str, Any] | None = None) -> Profile:
@@ -107,10 +107,12 @@ def render_here(shipped: Resolved, profile: Profile, host: HostSpec) -> Release:
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash"])
-def test_launch_sh_starts_the_engine_with_exactly_the_profile(repository: Path, instance: HostSpec, shell: str) -> None:
+def test_launch_sh_starts_the_engine_with_exactly_the_profile(
+    shipped_project: Path, instance: HostSpec, shell: str
+) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    release = rendered(repository, "eagle3-2step", instance)
+    release = rendered(shipped_project, "eagle3-2step", instance)
 
     seen = started(release, instance, shell)
 
@@ -125,7 +127,7 @@ def test_launch_sh_starts_the_engine_with_exactly_the_profile(repository: Path, 
     assert log[1:] == ["the engine speaks"]
 
 
-def test_what_the_callers_shell_has_set_does_not_change_the_engine(repository: Path, instance: HostSpec) -> None:
+def test_what_the_callers_shell_has_set_does_not_change_the_engine(shipped_project: Path, instance: HostSpec) -> None:
     strange = {
         "NCCL_DEBUG": "TRACE",
         "NCCL_PROTO": "Simple",
@@ -134,14 +136,14 @@ def test_what_the_callers_shell_has_set_does_not_change_the_engine(repository: P
         "SGL_X": "1",
     }
 
-    seen = started(rendered(repository, "eagle3-2step", instance), instance, environ=strange)
+    seen = started(rendered(shipped_project, "eagle3-2step", instance), instance, environ=strange)
 
     assert seen["environ"]["NCCL_PROTO"] == "LL"
     assert not {"NCCL_DEBUG", "SGLANG_SIMULATE_ACC_LEN", "SGL_X"} & set(seen["environ"])
 
 
-def test_a_second_start_appends_to_the_log_with_its_own_header(repository: Path, instance: HostSpec) -> None:
-    release = rendered(repository, "baseline", instance)
+def test_a_second_start_appends_to_the_log_with_its_own_header(shipped_project: Path, instance: HostSpec) -> None:
+    release = rendered(shipped_project, "baseline", instance)
     started(release, instance)
     started(release, instance)
 
@@ -150,22 +152,22 @@ def test_a_second_start_appends_to_the_log_with_its_own_header(repository: Path,
 
 
 def test_through_a_symlinked_root_the_instance_keeps_the_name_the_guard_knows(
-    repository: Path, instance: HostSpec, tmp_path: Path
+    shipped_project: Path, instance: HostSpec, tmp_path: Path
 ) -> None:
     Path(instance.root).mkdir()
     link = tmp_path / "link"
     link.symlink_to(instance.root)
     host = instance.model_copy(update={"root": str(link)})
 
-    seen = started(rendered(repository, "baseline", host), host)
+    seen = started(rendered(shipped_project, "baseline", host), host)
 
     assert seen["environ"]["OPS_INSTANCE_DIR"] == f"{link}/default"
 
 
 def test_a_release_moved_elsewhere_runs_from_its_own_folder(
-    repository: Path, instance: HostSpec, tmp_path: Path
+    shipped_project: Path, instance: HostSpec, tmp_path: Path
 ) -> None:
-    release = rendered(repository, "baseline", instance)
+    release = rendered(shipped_project, "baseline", instance)
     folder = lay_down(release, tmp_path / "by hand")
 
     subprocess.run(["./launch.sh"], cwd=folder, stdout=subprocess.DEVNULL, check=True, timeout=30)

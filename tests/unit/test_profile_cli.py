@@ -19,6 +19,7 @@ from ops.cli.render import render
 from ops.config.reference import with_table
 from ops.config.schema import file_schema
 from ops.errors import ConfigError
+from ops.model.result import SCHEMA
 from tests.unit.release_hosts import rendered
 
 app = typer.Typer()
@@ -46,7 +47,7 @@ class Ops:
 
     def json(self, *argv: str) -> dict[str, object]:
         document: dict[str, object] = json.loads(self(*argv, "--json").stdout)
-        assert (document["schema"], document["exit_code"]) == (1, 0)
+        assert (document["schema"], document["exit_code"]) == (SCHEMA, 0)
         return document
 
 

@@ -19,9 +19,9 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
     "name", ["baseline", "eagle3-1step", "eagle3-2step", "eagle3-3step", "eagle3-5step", "eagle3-10step"]
 )
 def test_the_rendered_files_are_the_reviewed_ones(
-    repository: Path, name: str, keeper: str, request: pytest.FixtureRequest
+    shipped_project: Path, name: str, keeper: str, request: pytest.FixtureRequest
 ) -> None:
-    release = rendered(repository, name, HOSTS[keeper])
+    release = rendered(shipped_project, name, HOSTS[keeper])
     folder = GOLDEN / name / keeper
     if request.config.getoption("--update-golden"):
         lay_down(release, folder)
@@ -31,5 +31,5 @@ def test_the_rendered_files_are_the_reviewed_ones(
     assert {file.name: file.content.decode() for file in release.files} == reviewed
 
 
-def test_every_shipped_profile_has_reviewed_files(repository: Path) -> None:
-    assert sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir()) == profile_names(repository)
+def test_every_shipped_profile_has_reviewed_files(shipped_project: Path) -> None:
+    assert sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir()) == profile_names(shipped_project)
