@@ -188,14 +188,17 @@ class Sandbox:
         self.cut_ssh(0.0)
 
     def cut_ssh(self, for_s: float) -> None:
-        """Drop every SSH connection and refuse new ones for `for_s` wall seconds; returns when it has struck."""
+        """Drop every SSH connection and refuse new ones for `for_s` wall seconds (0: none).
+
+        Returns when it has struck; with 0, when SSH listens again.
+        """
         record = self.record
         if record.sshd is None or not processes.alive(record.sshd):
             raise HostError("the SSH server is not running, nothing to cut", hint="ops sandbox up", host=record.name)
-        write_file(self.layout.cut, json.dumps({"for_s": for_s}))
+        write_file(self.layout.cut_request, json.dumps({"for_s": for_s}))
         processes.kill(record.sshd, signal.SIGUSR1)
         deadline = time.monotonic() + 5.0
-        while "for_s" in self._cut():
+        while self.layout.cut_request.exists() or (not for_s and self.layout.cut.exists()):
             if time.monotonic() > deadline:
                 raise HostError("the SSH server did not cut its connections within 5 s", host=record.name)
             time.sleep(0.002)
@@ -203,6 +206,10 @@ class Sandbox:
     def cut_left_s(self) -> float:
         """Wall seconds until SSH answers again after a cut; 0 when there is none."""
         return max(0.0, float(self._cut().get("until", 0.0)) - time.time())
+
+    def _forget_cut(self) -> None:
+        for file in (self.layout.cut, self.layout.cut_request):
+            file.unlink(missing_ok=True)
 
     def _cut(self) -> dict[str, float]:
         try:
@@ -216,7 +223,7 @@ class Sandbox:
             self._hold = hold(self.address)
         processes.kill_members(self.layout.folder, self._gpu_daemons())
         forget_gpu_holders(self.layout)
-        self.layout.cut.unlink(missing_ok=True)
+        self._forget_cut()
 
     def power_on(self) -> None:
         """Start SSH server and supervisord as a boot does, on the same address and disk."""
@@ -275,7 +282,7 @@ class Sandbox:
             disk.mount(self.layout, before.settings.root_size_mib, settings.root_size_mib)
             lay_down(self.layout, record)
             if claimed is not None:
-                self.layout.cut.unlink(missing_ok=True)
+                self._forget_cut()
                 record = record.model_copy(update={"sshd": start_sshd(self.layout, claimed)})
                 write_record(self.layout, record)
         finally:

@@ -100,8 +100,13 @@ class Layout:
         return self.folder / "ssh" / "known_hosts"
 
     @property
-    def cut(self) -> Path:
+    def cut_request(self) -> Path:
         """Request to the SSH server to drop every connection; see `ops.sandbox.sshd`."""
+        return self.folder / "ssh" / "cut-request.json"
+
+    @property
+    def cut(self) -> Path:
+        """There while the SSH server refuses connections."""
         return self.folder / "ssh" / "cut.json"
 
     @property

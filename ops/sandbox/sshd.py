@@ -4,8 +4,9 @@ Behaves as sshd on a machine that ends a login's processes with the login: each 
 `/bin/sh -c` with a minimal environment; when a connection ends, the sessions of its commands are killed, and only
 what left its session (or belongs to the supervisor) lives on. No pty, no sudo, no passwords: one user, one key.
 
-SIGUSR1 reads `ssh/cut.json` ({"for_s": wall seconds}), drops every connection at once and refuses new ones that
-long; the file is replaced by {"until": epoch} when the cut has struck, and removed when the server listens again.
+SIGUSR1 takes `ssh/cut-request.json` ({"for_s": wall seconds}), drops every connection at once and refuses new ones that
+long; the request is removed when the cut has struck, and `ssh/cut.json` ({"until": epoch}) is there until the server
+listens again.
 Invariant: output is complete before the exit status, and a command killed by signal n ends with 128+n.
 """
 
@@ -18,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncssh
@@ -37,6 +39,7 @@ class Login(asyncssh.SSHServer):
     def __init__(self, connections: "set[Login]", key: asyncssh.SSHKey) -> None:
         self._connections = connections
         self._key = key
+        self._ended = False
         self.sessions: set[int] = set()
         self.connection: asyncssh.SSHServerConnection | None = None
 
@@ -54,8 +57,22 @@ class Login(asyncssh.SSHServer):
         return username == SSH_USER and key == self._key
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
         self._connections.discard(self)
         self.kill_sessions()
+
+    def add_session(self, session: int) -> None:
+        self.sessions.add(session)
+        if self._ended:
+            # The connection was lost while the command was being started.
+            self.kill_sessions()
+
+    def forget_if_empty(self, session: int) -> None:
+        """A session without processes must not be remembered: its number may be given to somebody else."""
+        try:
+            os.killpg(session, 0)
+        except ProcessLookupError:
+            self.sessions.discard(session)
 
     def kill_sessions(self) -> None:
         if self.sessions:
@@ -98,8 +115,8 @@ class Server:
         )
 
     def cut(self) -> None:
-        """Drop every connection, now; listen again after the time that `ssh/cut.json` asks for (0: keep listening)."""
-        for_s = float(json.loads(self._layout.cut.read_text())["for_s"])
+        """Drop every connection, now; listen again after the time that the request asks for (0: keep listening)."""
+        for_s = float(json.loads(self._layout.cut_request.read_text())["for_s"])
         if self._cut is not None:
             self._cut.cancel()
             self._cut = None
@@ -114,8 +131,7 @@ class Server:
         if self._acceptor is None:
             write_file(self._layout.cut, json.dumps({"until": time.time() + for_s}))
             self._cut = asyncio.get_running_loop().create_task(self._come_back(for_s))
-        else:
-            self._layout.cut.unlink()
+        self._layout.cut_request.unlink()
 
     async def _come_back(self, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -137,25 +153,30 @@ class Server:
 
 async def _run(process: "asyncssh.SSHServerProcess[bytes]", login: Login, layout: Layout) -> None:
     argv = ["/bin/sh", "-c", process.command] if process.command is not None else ["/bin/sh"]
-    # asyncio would make a socket pair of stdin (Python 3.11), on which /dev/stdin cannot be opened; sshd makes a pipe.
-    read_end, write_end = os.pipe()
-    stdin = await _writer(write_end)
-    child = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=read_end,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=layout.home,
-        env=environment(layout, dict(process.env)),
-        start_new_session=True,
-        limit=4 * _CHUNK_BYTES,
+    # Own pipes: asyncio makes a socket pair of stdin (Python 3.11), on which /dev/stdin cannot be opened, and lets
+    # nobody close an output whose reader is gone.
+    (stdin_end, stdin), (stdout_end, stdout), (stderr_end, stderr) = (
+        await _to_child(),
+        await _from_child(),
+        await _from_child(),
     )
-    os.close(read_end)
-    login.sessions.add(child.pid)
-    assert child.stdout is not None and child.stderr is not None
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=stdin_end,
+            stdout=stdout_end,
+            stderr=stderr_end,
+            cwd=layout.home,
+            env=environment(layout, dict(process.env)),
+            start_new_session=True,
+        )
+    finally:
+        for handle in (stdin_end, stdout_end, stderr_end):
+            os.close(handle)
+    login.add_session(child.pid)
     feeding = asyncio.create_task(_feed(process, stdin, child.pid))
     try:
-        await asyncio.gather(_pump(child.stdout, process.stdout), _pump(child.stderr, process.stderr))
+        await asyncio.gather(_pump(stdout.reader, process.stdout), _pump(stderr.reader, process.stderr))
         status = await child.wait()
         # Nothing may be left in the channel's buffer when the status goes out: clients stop reading after it.
         process.channel.set_write_buffer_limits(0, 0)
@@ -166,23 +187,37 @@ async def _run(process: "asyncssh.SSHServerProcess[bytes]", login: Login, layout
         feeding.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await feeding
-        stdin.close()
-        await _forget_when_empty(child, login)
+        # A client that closed its channel: the command sees broken pipes, and lives as long as the connection.
+        for end in (stdin, stdout.transport, stderr.transport):
+            end.close()
+        await child.wait()
+        login.forget_if_empty(child.pid)
 
 
-async def _writer(pipe: int) -> asyncio.StreamWriter:
+@dataclass(frozen=True)
+class _Output:
+    reader: asyncio.StreamReader
+    transport: asyncio.ReadTransport
+
+
+async def _to_child() -> tuple[int, asyncio.StreamWriter]:
+    """The child's end of a pipe, and what writes into it."""
     loop = asyncio.get_running_loop()
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(pipe, "wb"))
-    return asyncio.StreamWriter(transport, protocol, None, loop)
+    read_end, write_end = os.pipe()
+    pipe = os.fdopen(write_end, "wb", buffering=0)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
+    return read_end, asyncio.StreamWriter(transport, protocol, None, loop)
 
 
-async def _forget_when_empty(child: asyncio.subprocess.Process, login: Login) -> None:
-    """A session without processes must not be remembered: its number may be given to somebody else."""
-    if child.returncode is not None and child.pid in login.sessions:
-        try:
-            os.killpg(child.pid, 0)
-        except ProcessLookupError:
-            login.sessions.discard(child.pid)
+async def _from_child() -> tuple[int, _Output]:
+    """The child's end of a pipe, and what reads from it."""
+    read_end, write_end = os.pipe()
+    reader = asyncio.StreamReader(limit=4 * _CHUNK_BYTES)
+    pipe = os.fdopen(read_end, "rb", buffering=0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    return write_end, _Output(reader, transport)
 
 
 async def _feed(process: "asyncssh.SSHServerProcess[bytes]", stdin: asyncio.StreamWriter, group: int) -> None:

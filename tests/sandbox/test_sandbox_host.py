@@ -220,6 +220,22 @@ def test_the_end_of_a_connection_ends_its_commands_but_not_what_left_their_sessi
         wait_for(lambda: sleeps() == {"sleep 311", "sleep 313"}, "the lost connection's commands end")
 
 
+def test_a_closed_channel_breaks_the_pipes_of_its_command_and_of_no_other(sandbox: Factory) -> None:
+    box = sandbox()
+
+    def talkers() -> list[str]:
+        return [process.title for process in box.processes() if "talker" in process.title]
+
+    with connect(box) as connection:
+        channels = [connection.transport.open_session(timeout=10) for _ in range(2)]
+        for number, channel in enumerate(channels):
+            channel.exec_command(f"while echo talker-{number}; do sleep 0.05; done")
+        wait_for(lambda: len(talkers()) == 2, "both talk")
+        channels[0].close()
+        wait_for(lambda: len(talkers()) == 1, "the one without a listener ends")
+        assert "talker-1" in talkers()[0] and channels[1].recv(8) == b"talker-1"
+
+
 PROGRAM = """\
 [program:engine-default]
 command=/bin/sh -c 'echo started >> {root}/starts; exec sleep 320'
