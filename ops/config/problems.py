@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from ops.config.source import Tree
 from ops.errors import ConfigError
 from ops.model.base import Path, Problem, RulesBroken, dotted
-from ops.model.profile import DRAFT_TP, DRAFT_TP_REASON
+from ops.model.profile import DRAFT_TP, DRAFT_TP_REASON, Profile
 
 UNION_TAGS = {"bool", "int", "float", "str"}
 
@@ -69,7 +69,8 @@ def _sentence(detail: ErrorDetails, path: Path, model: type[BaseModel], data: di
         if DRAFT_TP.search(dotted(path)):
             return DRAFT_TP_REASON
         owner = model_at(model, path[:-1]) or model
-        return f"unknown key (value {shown(value)}){near(str(path[-1]), owner.model_fields)}"
+        known = [*owner.model_fields, *(["extends"] if owner is Profile else [])]
+        return f"unknown key (value {shown(value)}){near(str(path[-1]), known)}"
     if kind == "missing":
         owner = model_at(model, path[:-1]) or model
         field = owner.model_fields.get(str(path[-1]))

@@ -1,8 +1,9 @@
 """What every model under `envs/` has in common: frozen, no unknown keys, all broken rules reported at once."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 Path = tuple[str | int, ...]
 
@@ -10,7 +11,17 @@ Path = tuple[str | int, ...]
 class Data(BaseModel):
     """A frozen model that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=False)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `port: true`, which pydantic would read as port 1."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = {annotation, *getattr(annotation, "__args__", ())}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError("a number is expected")
+        return value
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,9 @@ MODELLED_FLAGS = {
     "speculative-accept-threshold-single": "speculation.accept_threshold_single",
     "speculative-accept-threshold-acc": "speculation.accept_threshold_acc",
 }
+DEAD_FLAGS = {"num-continuous-decode-steps": "does nothing on current engines and is going away; remove it"}
+"""Flags the parser still takes. Source: SGLang 0.5.23 reads the value nowhere outside its argument classes."""
+
 SECRET_FLAGS = {"api-key": "SGLANG_API_KEY", "admin-api-key": "SGLANG_ADMIN_API_KEY"}
 """Flags whose value is a secret: given by `secrets`, written to a 0600 file for the engine's `--config`."""
 
@@ -163,6 +166,8 @@ def _flag_rules(profile: Profile) -> Iterator[Problem]:
             yield Problem(at, f"set it as `{MODELLED_FLAGS[flag]}`; a second way to say it could contradict the first")
         elif flag in SECRET_FLAGS:
             yield Problem(at, f"a secret would be readable in the process list; list {SECRET_FLAGS[flag]} in `secrets`")
+        elif flag in DEAD_FLAGS:
+            yield Problem(at, DEAD_FLAGS[flag])
         elif flag == "config":
             yield Problem(at, "ops writes the engine's --config file itself (for secrets); set flags in the profile")
         elif flag.startswith("speculative-") and profile.speculation is None:

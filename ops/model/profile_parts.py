@@ -72,7 +72,7 @@ class Target(Data):
 class Draft(Data):
     """Pins of the draft model: a draft wired to other layers starts cleanly and is only slow, so it is compared."""
 
-    layer_ids: tuple[int, ...] = Field(
+    layer_ids: tuple[StrictInt, ...] = Field(
         description="Target layers whose hidden states feed the draft, as in the draft's config.json "
         "(`eagle_config.eagle_aux_hidden_state_layer_ids`): distinct, ascending.",
     )
@@ -108,7 +108,7 @@ class Speculation(Data):
 class Traffic(Data):
     """The load that the profile is meant for; the gate measures at each concurrency."""
 
-    concurrency: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
+    concurrency: tuple[Annotated[int, Field(ge=1, le=4096, strict=True)], ...] = Field(
         (1, 8), min_length=1, description="Concurrent users to measure at, ascending."
     )
     temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature; 0 is greedy.")

@@ -5,6 +5,7 @@ If this fails, an argument or a variable reaches the engine changed, or a profil
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from ops.model.profile import Profile
 from ops.model.release import Release
 from ops.render import render
 from ops.render.env_file import env_lines
+from ops.render.files import template_folder
 from tests.unit.release_hosts import lay_down, rendered
 
 FAKE_ENGINE = """#!{python} -SE
@@ -298,3 +300,13 @@ def test_what_the_readers_would_read_differently_is_refused(value: str) -> None:
     text = f"A={value}\n"
     assert value_problem(value) is not None
     assert not read_as_systemd(text) == read_as_docker(text) == {"A": value}
+
+
+def test_every_value_in_the_script_is_quoted_or_safe_by_its_pattern() -> None:
+    template = (template_folder() / "launch.sh.j2").read_text()
+    # Names that the model restricts to lower-case letters, digits and dashes, and names that rendering itself sets.
+    safe = {"profile.name", "host.instance", "secrets_file", "container_secrets"}
+
+    for expression in re.findall(r"\{\{\s*(.*?)\s*\}\}", template):
+        quoted = expression.endswith("|sh") or "|map('sh')|join(' ')" in expression
+        assert quoted or expression in safe or expression.startswith("' \\\\' if "), expression
