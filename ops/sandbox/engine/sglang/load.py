@@ -209,7 +209,7 @@ class Load:
                 ("draft decode", "draft_decode", 1, 0.2),
                 ("draft extend", "draft_extend", draft_tokens, 0.2),
             )
-        for title, key, tokens, share in captures:
+        for title, key, tokens, share in captures if self._plan.graphs else ():
             if key != "draft_extend":
                 self._all(PREFILL_GRAPHS_OFF)
             self._capture(title, tokens, share)

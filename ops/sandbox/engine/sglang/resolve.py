@@ -74,6 +74,10 @@ class Plan:
         return int(self.arguments["speculative_num_draft_tokens"] or 0) if self.speculative else 0
 
     @property
+    def graphs(self) -> bool:
+        return not self.arguments["disable_cuda_graph"]
+
+    @property
     def topk(self) -> int:
         return int(self.arguments["speculative_eagle_topk"] or 1)
 
@@ -96,7 +100,10 @@ def resolve(
     arguments = default_arguments()
     arguments.update({key: value for key, value in given.items() if key in arguments})
     if given.get("disable_cuda_graph"):
-        logs.line("'--disable-cuda-graph' is deprecated and will be removed in a future release.")
+        logs.line(
+            "\x1b[1;33m'--disable-cuda-graph' is deprecated and will be removed in a future release. "
+            "Use '--cuda-graph-backend-{decode,prefill}=disabled' instead.\x1b[0m"
+        )
     model = str(arguments["model_path"])
     arguments["tokenizer_path"] = arguments["tokenizer_path"] or model
     arguments["served_model_name"] = arguments["served_model_name"] or model

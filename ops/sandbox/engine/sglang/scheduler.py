@@ -292,7 +292,7 @@ class Scheduler:
         self.lifetime.last_throughput = throughput
         logs.line(
             f"Decode batch, #running-req: {running}, #token: {self.used_tokens()}, token usage: "
-            f"{self.token_usage():.2f}, {spoken}cuda graph: True, gen throughput (token/s): {throughput:.2f}, "
+            f"{self.token_usage():.2f}, {spoken}cuda graph: {self.plan.graphs}, gen throughput (token/s): {throughput:.2f}, "
             f"#queue-req: {len(self.batch.waiting)}",
             self._prefix,
         )
