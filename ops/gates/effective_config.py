@@ -1,7 +1,7 @@
 """Does the engine run what was asked for? It changes some settings with a warning, or with nothing."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ops.gates import wanted
@@ -38,7 +38,7 @@ def expected(manifest: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
     return settings
 
 
-def faked(processes: list[Mapping[str, Any]]) -> list[str]:
+def faked(processes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the variables that fake the acceptance, in any process's environment."""
     return sorted({n for p in processes for n in (p.get("environ") or {}) if n.startswith(FAKED)})
 

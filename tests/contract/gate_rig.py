@@ -84,7 +84,9 @@ class Rig:
         return render(profile, load_stack(PROJECT, profile.stack), load_nccl(PROJECT, profile.nccl), self.host())
 
     def profile(self, name: str, port: int, **changes: Any) -> Profile:
-        return load_profile(PROJECT, name, {**changes, "engine": {"port": port, **changes.get("engine", {})}}, environ={})
+        return load_profile(
+            PROJECT, name, {**changes, "engine": {"port": port, **changes.get("engine", {})}}, environ={}
+        )
 
     @contextmanager
     def serving(self, profile: Profile, stored: Stored | None = None) -> Iterator["Served"]:
@@ -126,7 +128,7 @@ class Served:
             time.sleep(0.05)
 
     def log(self, lines: int) -> list[str]:
-        return facts.log(self.rig.host().instance_dir, self.release.id, lines)
+        return list(facts.log(self.rig.host().instance_dir, self.release.id, lines))
 
     def look(self) -> Mapping[str, Any]:
         running = self.process.poll() is None

@@ -1,0 +1,229 @@
+"""Checks that judge answers: generation, agreement, acceptance, long-context, soak.
+
+If these fail, a server that hangs, babbles, loses requests or accepts no draft takes traffic, or a good one is refused
+because two GPUs do not agree on token 300.
+"""
+
+from typing import Any
+
+import pytest
+from gate_support import CPU, GPU, PROSE, RELEASE, answer, facts, from_recording, recorded
+
+from ops.gates import acceptance, agreement, generation, long_context, soak, texts
+from ops.model.gate import Completion
+from ops.model.profile_parts import AcceptanceGate, AgreementGate
+from ops.model.verdict import Outcome
+
+# text or garbage
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PROSE,
+        "def f(x):\n    return x + 1\n\n\ndef g(x):\n    return f(x) * 2\n",
+        "1. Measure first.\n2. Then change one thing.\n",
+        "日本語の文章も文章です。文字の種類が多いだけで、壊れてはいません。",
+        "ok",
+    ],
+)
+def test_text_is_no_garbage(text: str) -> None:
+    assert texts.complaint(text) == ""
+
+
+@pytest.mark.parametrize("name", ["base", "eagle3_step3", "topk4", "adaptive", "ngram"])
+def test_a_weak_model_that_repeats_a_phrase_is_not_broken(name: str) -> None:
+    assert texts.complaint(recorded(CPU / f"generate_{name}.json")["text"]) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   \n",
+        "!" * 64,
+        "ab" * 40,
+        " the the the" * 10,
+        "\ufffd" * 20,
+        "x\ufffdy\ufffd" * 20,
+        "a\x00b\x00" * 20,
+        "0x}{" * 16,
+    ],
+)
+def test_garbage_is_told(text: str) -> None:
+    assert texts.complaint(text)
+
+
+def test_a_character_cut_at_the_end_is_no_garbage() -> None:
+    assert texts.complaint(PROSE + "\ufffd") == ""
+
+
+# generation
+
+
+def test_full_answers_pass() -> None:
+    assert generation.ruling({f"generate {i}": answer() for i in range(8)}, 64).passed
+
+
+def test_a_hanging_generation_fails_with_the_deadline() -> None:
+    hung = answer(error="no complete answer within 60.0 s", completion_tokens=None)
+    verdict = generation.ruling({"warm-up": hung}, 16)
+    assert verdict.outcome is Outcome.FAIL
+    assert "60.0 s" in verdict.message
+
+
+def test_fewer_tokens_than_asked_for_fail_by_the_servers_own_count() -> None:
+    verdict = generation.ruling({"a": answer(), "b": answer(completion_tokens=40)}, 64)
+    assert "40 tokens instead of 64" in verdict.message
+
+
+def test_one_odd_answer_of_eight_is_no_broken_model_but_three_are() -> None:
+    good = {str(i): answer() for i in range(8)}
+    assert generation.ruling(good | {"0": answer("!" * 200)}, 64).passed
+    bad = good | {str(i): answer("!" * 200) for i in range(3)}
+    assert generation.ruling(bad, 64).outcome is Outcome.FAIL
+
+
+# agreement: the recorded runs
+
+
+def recorded_ids(folder: str, run: str) -> dict[str, tuple[int, ...]]:
+    path = (GPU if folder == "gpu" else CPU) / "runs.json"
+    return {str(i): tuple(ids) for i, ids in enumerate(recorded(path)[run]["output_ids"])}
+
+
+@pytest.mark.parametrize(
+    ("folder", "run"),
+    [
+        ("gpu", "eagle3_steps1"),
+        ("gpu", "eagle3_steps2"),
+        ("gpu", "eagle3_steps5"),
+        ("gpu", "tp2_base"),
+        ("gpu", "tp2_eagle3_steps3_ll"),
+        ("cpu", "eagle3_steps3"),
+        ("cpu", "ngram_draft8"),
+        ("cpu", "base_500_float32"),
+    ],
+)
+def test_recorded_servers_agree_with_their_baseline_although_none_is_equal(folder: str, run: str) -> None:
+    seen = {n: answer(output_ids=ids) for n, ids in recorded_ids(folder, run).items()}
+    verdict = agreement.ruling(seen, recorded_ids(folder, "base"), AgreementGate())
+    assert verdict.passed, verdict.message
+
+
+def test_another_models_answers_do_not_agree() -> None:
+    seen = {n: answer(output_ids=ids) for n, ids in recorded_ids("gpu", "base").items()}
+    reference = recorded_ids("gpu", "base")
+    rotated = {n: reference[str((int(n) + 1) % len(reference))] for n in reference}
+    assert agreement.ruling(seen, rotated, AgreementGate()).outcome is Outcome.FAIL
+
+
+def test_without_token_ids_agreement_is_not_claimed() -> None:
+    seen = {"0": answer(output_ids=())}
+    assert agreement.ruling(seen, {"0": (1, 2)}, AgreementGate()).outcome is Outcome.INCONCLUSIVE
+    assert agreement.ruling({"0": answer()}, {}, AgreementGate()).outcome is Outcome.INCONCLUSIVE
+
+
+# acceptance
+
+IDS = (2, 30, 58)
+
+
+def counted(correct: int, cycles: int, proposed: int | None = None) -> Completion:
+    meta = {
+        "spec_num_correct_drafts": correct,
+        "spec_verify_ct": cycles,
+        "spec_num_proposed_drafts": 2 * cycles if proposed is None else proposed,
+    }
+    return answer(meta=meta)
+
+
+def test_the_length_of_a_recorded_answer_leaves_out_the_prefills_token() -> None:
+    body = recorded(CPU / "generate_eagle3_step3.json")
+    seen = acceptance.total([from_recording(body)])
+    assert seen is not None
+    assert seen.length == pytest.approx(1 + 86 / 44)
+    assert seen.length < 1 + body["meta_info"]["spec_accept_length"]
+    assert seen.rate == pytest.approx(body["meta_info"]["spec_accept_rate"])
+
+
+def test_a_recorded_random_draft_is_told_to_match_nothing() -> None:
+    body = recorded(GPU / "generate_eagle3_random_draft_steps2.json")
+    answers = [from_recording(body)] * 20
+    verdict = acceptance.ruling(answers, AcceptanceGate(), None, IDS, [1, 29, 57])
+    assert verdict.outcome is Outcome.FAIL
+    assert "hidden states, draft or vocabulary do not match the target" in verdict.message
+    assert "[2, 30, 58]" in verdict.message
+    assert "[1, 29, 57]" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("correct", "floor", "stored", "expected"),
+    [
+        (75, None, None, Outcome.PASS),
+        (75, 1.55, 1.76, Outcome.PASS),
+        (50, 1.55, None, Outcome.FAIL),
+        (55, 1.5, 1.76, Outcome.FAIL),
+        (60, 1.5, 1.76, Outcome.PASS),
+        (5, None, None, Outcome.FAIL),
+    ],
+)
+def test_a_length_is_judged_by_floor_and_by_what_it_was(
+    correct: int, floor: float | None, stored: float | None, expected: Outcome
+) -> None:
+    answers = [counted(correct, 100)] * 8
+    policy = AcceptanceGate(min_accept_length=floor)
+    assert acceptance.ruling(answers, policy, stored, IDS, IDS).outcome is expected
+
+
+@pytest.mark.parametrize("answers", [[answer()], [counted(3, 5)], []])
+def test_without_enough_counts_acceptance_is_inconclusive(answers: list[Completion]) -> None:
+    assert acceptance.ruling(answers, AcceptanceGate(), None, IDS, IDS).outcome is Outcome.INCONCLUSIVE
+
+
+# long context
+
+
+def test_a_long_answer_passes_and_a_crash_on_it_fails() -> None:
+    assert long_context.ruling(answer(tokens=32, prompt_tokens=4200), 4096).passed
+    crashed = answer(error="RemoteDisconnected", completion_tokens=None, prompt_tokens=None)
+    assert long_context.ruling(crashed, 4096).outcome is Outcome.FAIL
+
+
+def test_garbage_beyond_the_drafts_context_fails() -> None:
+    verdict = long_context.ruling(answer("!" * 64, tokens=32, prompt_tokens=4200), 4096)
+    assert verdict.outcome is Outcome.FAIL
+
+
+def test_a_prompt_that_turned_out_short_proves_nothing() -> None:
+    assert long_context.ruling(answer(tokens=32, prompt_tokens=4000), 4096).outcome is Outcome.INCONCLUSIVE
+
+
+# soak
+
+
+def burst(**last: Any) -> list[Completion]:
+    return [answer(tokens=soak.TOKENS) for _ in range(199)] + [answer(**{"tokens": soak.TOKENS, **last})]
+
+
+def test_a_burst_without_a_loss_passes() -> None:
+    assert soak.ruling(burst(), 8, 100, facts(), RELEASE).passed
+
+
+@pytest.mark.parametrize("last", [{"error": "the stream ended before [DONE]"}, {"completion_tokens": soak.TOKENS - 1}])
+def test_one_lost_or_cut_answer_of_200_fails(last: dict[str, Any]) -> None:
+    assert soak.ruling(burst(**last), 8, 100, facts(), RELEASE).outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"engine": {"state": "failed", "pid": None}},
+        {"engine": {"state": "running", "pid": 777}},
+        {"journal": [{"event": "run-started"}, {"event": "engine-exit"}]},
+    ],
+)
+def test_an_engine_that_died_or_restarted_during_the_burst_fails(after: dict[str, Any]) -> None:
+    verdict = soak.ruling(burst(), 8, 100, facts(**after), RELEASE)
+    assert verdict.outcome is Outcome.FAIL
+    assert "died" in verdict.message
