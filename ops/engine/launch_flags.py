@@ -43,7 +43,7 @@ def flag_problems(profile: Profile, table: Mapping[str, Any]) -> list[Problem]:
         if entry is None or not FLAG_NAME.fullmatch(flag):
             near = difflib.get_close_matches(f"--{flag}", list(by_name), n=3, cutoff=0.7)
             hint = f"; did you mean {' or '.join(n.removeprefix('--') for n in near)}?" if near else ""
-            problems.append(Problem(at, f"the pinned engine has no flag --{flag}{hint}"))
+            problems.append(Problem(at, f"the engine pinned by stack {profile.stack} has no flag --{flag}{hint}"))
             continue
         reason = _value_reason(entry, value)
         if reason:

@@ -53,7 +53,7 @@ def tail(instance_dir, limit_bytes=_TAIL_BYTES):
             start = max(0, size - limit_bytes)
             file.seek(start)
             lines = file.read().split(b"\n")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     events = []
     for line in lines[1 if start else 0 :]:

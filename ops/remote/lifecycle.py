@@ -97,11 +97,11 @@ def last_start_offset(log):
     return base + found if found >= 0 else 0
 
 
-def stop(emit, *, instance_dir, supervisor, ports, deadline_s, want_stopped=False):
+def stop(emit, *, instance_dir, supervisor, endpoints, deadline_s, want_stopped=False):
     """Stop everything of this instance and prove it.
 
     SIGTERM through the supervisor, its deadline, SIGKILL of what is left (only processes that carry the instance's
-    marker), then wait until `ports` are free and no process of ours holds GPU memory. Returns {stopped, killed:
+    marker), then wait until `endpoints` ([address, port]) are free and no process of ours holds GPU memory. Returns {stopped, killed:
     [pids], foreign: [GPU holders that are not ours], seconds (wall)}. Raises VerbError naming the holder when
     something stays.
     """
@@ -114,7 +114,7 @@ def stop(emit, *, instance_dir, supervisor, ports, deadline_s, want_stopped=Fals
     killed = _kill_rest(instance_dir, before)
     deadline = time.monotonic() + _RELEASE_WAIT_S
     while True:
-        held_ports = processes.listeners(set(ports))
+        held_ports = processes.listening_on(endpoints)
         holders = machine.gpu_holders() or []
         left = [h for h in holders if h["pid"] in before]
         if not held_ports and not left:

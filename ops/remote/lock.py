@@ -23,7 +23,7 @@ def read(instance_dir):
             owner = json.load(file)
             owner["heartbeat_age_s"] = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
             return owner
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

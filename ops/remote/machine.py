@@ -80,7 +80,7 @@ def disk(path):
     return {
         "free_mib": usage.f_bavail * usage.f_frsize // (1 << 20),
         "total_mib": usage.f_blocks * usage.f_frsize // (1 << 20),
-        "writable": os.access(path, os.W_OK),
+        "writable": os.path.isdir(path) and os.access(path, os.W_OK),
     }
 
 

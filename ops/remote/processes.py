@@ -137,6 +137,19 @@ def listeners(ports):
     return sorted(found, key=lambda e: (e["port"], e["address"]))
 
 
+def listening_on(endpoints):
+    """Who listens on one of `endpoints` ([address, port]), or on an address that covers it."""
+    wildcards = ("0.0.0.0", "::")
+    return [
+        entry
+        for entry in listeners({port for _, port in endpoints})
+        if any(
+            port == entry["port"] and (address == entry["address"] or address in wildcards or entry["address"] in wildcards)
+            for address, port in endpoints
+        )
+    ]
+
+
 def _address(text, width):
     words = [struct.pack("=I", int(text[i : i + 8], 16)) for i in range(0, 2 * width, 8)]
     return socket.inet_ntop(socket.AF_INET if width == 4 else socket.AF_INET6, b"".join(words))

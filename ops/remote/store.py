@@ -146,7 +146,7 @@ def links(instance_dir):
     for name in LINKS:
         try:
             found[name] = os.path.basename(os.readlink(os.path.join(instance_dir, name)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             found[name] = None
     return found
 

@@ -8,15 +8,16 @@ from ops.run import Run
 
 def do(run: Run, *, want_stopped: bool = False) -> dict[str, Any]:
     links = run.facts["links"]
-    profiles = [run.profile(r) for r in {links["current"], links["pending"], *run.releases} if r and _known(run, r)]
-    ports = sorted({profile.engine.port for profile in profiles})
+    releases = [r for r in {links["current"], links["pending"], *run.releases} if r and _known(run, r)]
+    profiles = [run.profile(release) for release in releases]
+    endpoints = sorted({(run.address(release), run.profile(release).engine.port) for release in releases})
     timeout_s = max((profile.timeouts.stop_timeout_s for profile in profiles), default=60.0)
     wall_s = run.host.clock.to_wall_s(timeout_s)
     try:
         found: dict[str, Any] = run.call(
             "lifecycle.stop",
             supervisor=run.supervisor,
-            ports=ports,
+            endpoints=endpoints,
             deadline_s=wall_s,
             wait_s=wall_s + 90.0,
             want_stopped=want_stopped,
