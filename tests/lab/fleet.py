@@ -91,6 +91,9 @@ def ensure_root() -> Path:
                 export_image(image, building)
                 building.chmod(0o755)
                 shutil.copy("/etc/resolv.conf", building / "etc/resolv.conf")
+                for stale in ROOTS.iterdir():
+                    if stale != building:
+                        shutil.rmtree(stale)
                 building.rename(folder)
             finally:
                 shutil.rmtree(building, ignore_errors=True)

@@ -138,8 +138,13 @@ class Host:
         """Give the host a new key, as a re-installation does; known_hosts keeps the old one."""
         self.exec("rm", "/etc/ssh/lab/host_key")
         self.exec("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/etc/ssh/lab/host_key")
-        # A running sshd keeps the old key in memory.
+        # A running sshd keeps the old key in memory, and takes a moment to start again.
         self.exec("pkill", "-HUP", "-o", "-x", "sshd")
+        deadline = time.monotonic() + LOGIN_S
+        while "IDENTIFICATION HAS CHANGED" not in self.login().run("true", check=False).stderr:
+            if time.monotonic() > deadline:
+                raise CommandFailed(f"{self.name}: still known by its old key {LOGIN_S} s after the change")
+            time.sleep(0.05)
 
     def journal(self, lines: int = 40) -> str:
         """Return the last lines of the host's own log, to explain a failed test."""

@@ -42,6 +42,9 @@ def ensure_disk() -> Path:
             building = Path(tempfile.mkdtemp(dir=DISKS))
             try:
                 _build_disk(image, keys, building)
+                for stale in DISKS.iterdir():
+                    if stale != building:
+                        shutil.rmtree(stale)
                 building.rename(folder)
             finally:
                 shutil.rmtree(building, ignore_errors=True)
