@@ -5,16 +5,17 @@
 #   guard.sh watch DIR       supervisord program: boot duties once a boot, then the deadline
 #   guard.sh boot DIR        systemd, before the engine: settle what a reboot interrupted
 #   guard.sh expire DIR      systemd timer: the deadline
-#   guard.sh run DIR         supervisord engine program: pre-start, then become the engine
-#   guard.sh pre-start DIR   systemd ExecStartPre: count unexpected exits
+#   guard.sh run DIR [USER]        supervisord engine program: pre-start, then become the engine (as USER)
+#   guard.sh pre-start DIR [USER]  systemd ExecStartPre: count unexpected exits, make the log (for USER)
 #
 # Exactly one of this script and the client wins the rename of guard/armed, so a release is either confirmed or undone.
 set -u
 command=$1
+user=${3:-}
 dir=$(cd "$2" && pwd -P) || exit 2
 guard=$dir/guard
 # shellcheck source=/dev/null
-. "$guard/guard.conf" # SUPERVISOR SUPERVISORCTL ENGINE LOAD_TIMEOUT_S CRASH_LIMIT LOG_MAX_KIB
+. "$guard/guard.conf" # SUPERVISOR SUPERVISORCTL ENGINE LOAD_TIMEOUT_S CRASH_LIMIT LOG_MAX_KIB RUN_AS
 
 now() { date +%s; }
 
@@ -38,6 +39,16 @@ swap() { # $1: link name, $2: release
 
 target() { linked last-good || linked baseline; }
 
+unit() { # systemd: make the installed unit that of `current`; a reload only where it differs
+    [ "$SUPERVISOR" = systemd ] && [ -f "$dir/current/engine.service" ] || return 0
+    installed=/etc/systemd/system/$ENGINE
+    if [ "$(cat "$installed" 2>/dev/null)" != "$(cat "$dir/current/engine.service")" ]; then
+        cp "$dir/current/engine.service" "$installed.guard" && mv -T "$installed.guard" "$installed"
+        sync "$installed"
+        systemctl daemon-reload
+    fi
+}
+
 engine_start() {
     : >"$guard/ordered"
     case $SUPERVISOR in
@@ -47,8 +58,7 @@ engine_start() {
         $SUPERVISORCTL start "$ENGINE" >/dev/null
         ;;
     systemd)
-        cp "$dir/current/engine.service" "/etc/systemd/system/$ENGINE"
-        systemctl daemon-reload
+        unit
         systemctl --no-block restart "$ENGINE"
         ;;
     esac
@@ -61,8 +71,15 @@ engine_stop() {
     esac
 }
 
-ours() { # pids whose environment carries this instance's marker: also ranks that re-parented to PID 1
-    grep -lzxFs "OPS_INSTANCE_DIR=$dir" /proc/[0-9]*/environ | cut -d/ -f3
+carrying() { # $1: NAME=VALUE; pids that were started with it. A container's root may have to ask as their user
+    grep -lzxFs "$1" /proc/[0-9]*/environ | cut -d/ -f3
+    if [ -n "${RUN_AS:-}" ] && [ "$(id -u)" = 0 ]; then
+        setpriv --reuid="$RUN_AS" --regid="$RUN_AS" --init-groups grep -lzxFs "$1" /proc/[0-9]*/environ | cut -d/ -f3
+    fi
+}
+
+ours() { # pids of this instance: also ranks that re-parented to PID 1
+    carrying "OPS_INSTANCE_DIR=$dir" | sort -u
 }
 
 sweep() {
@@ -70,9 +87,7 @@ sweep() {
 }
 
 serves() { # $1: release; true when our processes run it
-    grep -lzxFs "OPS_RELEASE=$1" /proc/[0-9]*/environ | cut -d/ -f3 | while read -r pid; do
-        grep -qzxF "OPS_INSTANCE_DIR=$dir" "/proc/$pid/environ" 2>/dev/null && echo "$pid"
-    done | grep -q .
+    { ours && carrying "OPS_RELEASE=$1" | sort -u; } | sort | uniq -d | grep -q .
 }
 
 nccl_conf() { # put /etc/nccl.conf into the state that release $1 wants; only ever replaces what ops wrote
@@ -107,6 +122,7 @@ settle() { # $1: boot|deadline|crash-loop. guard/fired is ours: go back to the l
         else
             swap current "$back"
             nccl_conf "$back"
+            unit
         fi
         journal "\"event\":\"restored\",\"run\":\"$RUN\",\"release\":\"$back\",\"undone\":\"$RELEASE\",\"by\":\"guard\",\"reason\":\"$1\",\"gated\":false"
     else
@@ -172,11 +188,15 @@ pre_start() {
                 journal "\"event\":\"fallback\",\"from\":\"$(linked current)\",\"release\":\"$base\",\"by\":\"guard\",\"reason\":\"crash-loop\",\"gated\":false"
                 swap current "$base"
                 nccl_conf "$base"
+                unit
                 COUNT=0
             fi
         fi
     fi
     printf 'AT=%s\nCOUNT=%s\nRELEASE=%s\n' "$(now)" "$COUNT" "$(linked current)" >"$guard/started"
+    log=$dir/logs/$(linked current).log
+    (umask 027 && : >>"$log")
+    if [ -n "$user" ]; then chown "$user:" "$log"; fi
 }
 
 rotate() { # keep one older log a release; the engine appends, so it goes on in the emptied file
@@ -210,6 +230,9 @@ expire) expire ;;
 pre-start) pre_start ;;
 run)
     pre_start
+    if [ -n "$user" ] && [ "$(id -un)" != "$user" ]; then
+        exec setpriv --reuid="$user" --regid="$user" --init-groups --reset-env "$dir/current/launch.sh"
+    fi
     exec "$dir/current/launch.sh"
     ;;
 *)

@@ -43,6 +43,7 @@ class VerbError(Exception):
 
 
 def main():
+    os.umask(0o022)  # the login's may be 077, and the engine's own user must be able to enter our folders
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print of any library must not break the protocol
     write_lock = threading.Lock()

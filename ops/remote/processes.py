@@ -5,6 +5,8 @@ import pwd
 import socket
 import struct
 
+from ops.remote import peek
+
 MARKER = "OPS_INSTANCE_DIR"
 
 
@@ -13,11 +15,28 @@ def environ(pid):
 
     Setting a process title overwrites the area with NUL bytes unless SPT_NOENV=1 was set at start.
     """
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            raw = file.read()
-    except OSError:
-        return None
+    return environs([pid])[pid]
+
+
+def environs(pids):
+    """{pid: its environment, as `environ` returns it}; another user's processes are read as that user."""
+    found = {}
+    closed = []
+    for pid in pids:
+        found[pid] = None
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                found[pid] = _variables(file.read())
+        except PermissionError:
+            closed.append(pid)
+        except OSError:
+            continue
+    for pid, seen in peek.as_owner(closed).items():
+        found[pid] = _variables(seen["environ"])
+    return found
+
+
+def _variables(raw):
     if not raw.strip(b"\0"):
         return None
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
@@ -82,8 +101,7 @@ def ours(instance_dir):
     """
     found = {}
     blank = []
-    for pid in all_pids():
-        variables = environ(pid)
+    for pid, variables in environs(all_pids()).items():
         if variables is None:
             blank.append(pid)
         elif variables.get(MARKER) == instance_dir:
@@ -157,9 +175,13 @@ def _address(text, width):
 
 def _socket_owners(inodes):
     owners: dict[str, int] = {}
+    closed = []
     for pid in all_pids():
         try:
             handles = os.listdir(f"/proc/{pid}/fd")
+        except PermissionError:
+            closed.append(pid)
+            continue
         except OSError:
             continue
         for handle in handles:
@@ -169,4 +191,8 @@ def _socket_owners(inodes):
                 continue
             if target.startswith("socket:[") and target[8:-1] in inodes:
                 owners.setdefault(target[8:-1], pid)
+    if len(owners) < len(inodes):
+        for pid, seen in peek.as_owner(closed).items():
+            for inode in inodes.intersection(seen["sockets"]):
+                owners.setdefault(inode, pid)
     return owners

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import os
+import pwd
 import shutil
 
 from ops.remote.agent import VerbError
@@ -23,13 +24,18 @@ def fsync_dir(path):
         os.close(fd)
 
 
-def write_atomic(path, data, mode=0o644):
-    """Write `data` (bytes) so that a reader sees the old or the new file, also after a power cut."""
+def write_atomic(path, data, mode=0o644, owner=None):
+    """Write `data` (bytes) so that a reader sees the old or the new file, also after a power cut.
+
+    owner: user whose file it becomes (and only then appears); None: ours.
+    """
     folder = os.path.dirname(path)
     temporary = os.path.join(folder, f".{os.path.basename(path)}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         os.fchmod(fd, mode)
+        if owner is not None:
+            os.fchown(fd, *_ids(owner))
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
@@ -41,6 +47,11 @@ def write_atomic(path, data, mode=0o644):
     os.close(fd)
     os.rename(temporary, path)
     fsync_dir(folder)
+
+
+def _ids(user):
+    entry = pwd.getpwnam(user)
+    return entry.pw_uid, entry.pw_gid
 
 
 def read_text(path):
@@ -68,7 +79,7 @@ def prepare(emit, *, instance_dir):
 
 
 def stage(emit, *, instance_dir, release, files):
-    """Put a release folder in place. `files`: [{name, mode, content (base64), sha256}].
+    """Put a release folder in place. `files`: [{name, mode, content (base64), sha256, owner}].
 
     Returns {"changed", "repaired": [names]}. A folder that is there already is checked, and files that drifted are
     replaced.
@@ -78,14 +89,14 @@ def stage(emit, *, instance_dir, release, files):
     if os.path.isdir(folder):
         drifted = [f for f in files if not _same(folder, f)]
         for file in drifted:
-            write_atomic(os.path.join(folder, file["name"]), base64.b64decode(file["content"]), file["mode"])
+            write_atomic(os.path.join(folder, file["name"]), base64.b64decode(file["content"]), file["mode"], file.get("owner"))
         return {"changed": bool(drifted), "repaired": [f["name"] for f in drifted]}
     temporary = os.path.join(instance_dir, "releases", f".{release}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     os.mkdir(temporary, 0o755)
     try:
         for file in files:
-            write_atomic(os.path.join(temporary, file["name"]), base64.b64decode(file["content"]), file["mode"])
+            write_atomic(os.path.join(temporary, file["name"]), base64.b64decode(file["content"]), file["mode"], file.get("owner"))
             if not _same(temporary, file):
                 raise VerbError(f"{file['name']} of {release} arrived with other contents than were sent")
         os.rename(temporary, folder)
@@ -100,7 +111,10 @@ def _same(folder, file):
     path = os.path.join(folder, file["name"])
     if not os.path.isfile(path):
         return False
-    return sha256(path) == file["sha256"] and os.stat(path).st_mode & 0o777 == file["mode"]
+    found = os.stat(path)
+    if file.get("owner") and found.st_uid != _ids(file["owner"])[0]:
+        return False
+    return sha256(path) == file["sha256"] and found.st_mode & 0o777 == file["mode"]
 
 
 def verify(emit, *, instance_dir, release, hashes):

@@ -26,6 +26,7 @@ def guard_files(host: HostSpec, profile: Profile, supervisor: str) -> tuple[Rele
         "load_timeout_s": max(1, math.ceil(profile.timeouts.load_timeout_s / host.time_scale)),
         "crash_limit": CRASH_LIMIT,
         "log_max_kib": LOG_MAX_KIB,
+        "run_as": profile.run_as or "",
     }
     script = (template_folder() / "guard.sh").read_bytes()
     unit, template = (

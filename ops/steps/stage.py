@@ -27,7 +27,9 @@ def do(run: Run, *, release: str, fallback: str | None) -> dict[str, Any]:
 
 def put(run: Run, release: Release) -> dict[str, Any]:
     """Upload one release and check what arrived."""
-    files = [_wire(file.name, file.content, file.mode) for file in release.files]
+    run_as = release.manifest["profile"]["run_as"]
+    # What only its owner may read must be the engine's own where the engine is not root.
+    files = [_wire(f.name, f.content, f.mode, run_as if f.mode == 0o600 else None) for f in release.files]
     result: dict[str, Any] = run.call("store.stage", release=release.id, files=files, wait_s=60.0)
     hashes = {file["name"]: file["sha256"] for file in files}
     drifted = run.call("store.verify", release=release.id, hashes=hashes)["drifted"]
@@ -36,10 +38,11 @@ def put(run: Run, release: Release) -> dict[str, Any]:
     return {**result, "id": release.id}
 
 
-def _wire(name: str, content: bytes, mode: int) -> dict[str, Any]:
+def _wire(name: str, content: bytes, mode: int, owner: str | None = None) -> dict[str, Any]:
     return {
         "name": name,
         "mode": mode,
+        "owner": owner,
         "content": base64.b64encode(content).decode(),
         "sha256": hashlib.sha256(content).hexdigest(),
     }

@@ -220,7 +220,7 @@ def test_the_unit_holds_what_keeps_a_server_alive_over_a_reboot(shipped_project:
     )
 
     for line in (
-        "EnvironmentFile=/opt/ops/default/current/engine.env",
+        "EnvironmentFile=-/opt/ops/default/current/engine.env",
         "ExecStartPre=+/bin/sh /opt/ops/default/guard/guard.sh pre-start /opt/ops/default",
         "ExecStart=/bin/sh /opt/ops/default/current/launch.sh",
         "KillMode=control-group",

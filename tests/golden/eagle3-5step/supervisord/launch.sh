@@ -10,11 +10,6 @@ case $ops_release_dir in
 */releases/*) OPS_INSTANCE_DIR=${ops_release_dir%/releases/*} ;;
 *) OPS_INSTANCE_DIR=$ops_release_dir ;;
 esac
-# The guard knows its processes by the path it was given, so a symlink on the way there is kept.
-ops_configured_dir=/workspace/ops/default
-if [ "$(cd -- "$ops_configured_dir" 2>/dev/null && pwd -P)" = "$OPS_INSTANCE_DIR" ]; then
-    OPS_INSTANCE_DIR=$ops_configured_dir
-fi
 
 if [ ! -t 1 ]; then
     mkdir -p -- "$OPS_INSTANCE_DIR/logs"
