@@ -1,5 +1,6 @@
 """`ops deploy`: from a profile's name to a release that serves, or the old state proven."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,13 +118,15 @@ def _measure_baseline(run: Run, candidate: _Candidate, fallback: Release, messag
 
 
 def serves(run: Run, release: Release) -> bool:
-    """True when exactly this release runs, was confirmed, takes traffic, and no file of it drifted."""
+    """True when exactly this release runs, was confirmed, takes traffic, and nothing of it drifted."""
     facts = run.facts
     links, admitted = facts["links"], facts["admitted"] or {}
     if not (links["current"] == links["last-good"] == release.id and links["pending"] is None):
         return False
     if facts["engine"]["state"] != "running" or admitted.get("release") != release.id:
         return False
+    if facts["manifests"][release.id] != json.loads(release.file("manifest.json").content):
+        return False  # same command line, other gates or pins: they have to be asked
     if not any(process["release"] == release.id for process in facts["processes"]):
         return False
     return not run.call("store.verify", release=release.id, hashes=hashes(release.manifest))["drifted"]

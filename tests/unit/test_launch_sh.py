@@ -153,7 +153,7 @@ def test_a_second_start_appends_to_the_log_with_its_own_header(shipped_project: 
     assert log.count(f"== ops start {release.id}") == 2
 
 
-def test_through_a_symlinked_root_the_instance_keeps_the_name_the_guard_knows(
+def test_through_a_symlinked_root_the_processes_carry_the_real_folder_that_guard_and_agent_look_for(
     shipped_project: Path, instance: HostSpec, tmp_path: Path
 ) -> None:
     Path(instance.root).mkdir()
@@ -163,7 +163,7 @@ def test_through_a_symlinked_root_the_instance_keeps_the_name_the_guard_knows(
 
     seen = started(rendered(shipped_project, "baseline", host), host)
 
-    assert seen["environ"]["OPS_INSTANCE_DIR"] == f"{link}/default"
+    assert seen["environ"]["OPS_INSTANCE_DIR"] == str(Path(instance.root).resolve() / "default")
 
 
 def test_a_release_moved_elsewhere_runs_from_its_own_folder(
