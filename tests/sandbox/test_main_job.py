@@ -70,7 +70,7 @@ def test_a_profile_is_deployed_proved_and_replaced_and_the_old_process_is_gone(c
     box = Sandbox.open("main", project=cli.project)
 
     deployed = cli.json("deploy", "--profile", "eagle3-2step")
-    assert deployed["outcome"] == "deployed", deployed
+    assert deployed["outcome"] == "deployed", json.dumps(deployed, indent=1)
     host = deployed["hosts"][0]
     assert host["gate"]["verdict"] == "pass"
     checks = {check["name"]: check["outcome"] for check in host["gate"]["checks"]}
@@ -88,7 +88,7 @@ def test_a_profile_is_deployed_proved_and_replaced_and_the_old_process_is_gone(c
     assert marked(box.root) == first
 
     replaced = cli.json("deploy", "--profile", "baseline")
-    assert replaced["outcome"] == "deployed", replaced
+    assert replaced["outcome"] == "deployed", json.dumps(replaced, indent=1)
     assert not first & marked(box.root), "a process of the replaced release lives on"
     assert cli.json("status")["hosts"][0]["profile"] == "baseline"
 
