@@ -1,4 +1,4 @@
-"""The main job, as a user types it: if this fails, `ops deploy --profile eagle3-2step` does not do what the README says."""
+"""The main job, as a user types it: if this fails, the README's first command does not do what it says."""
 
 import json
 import os
