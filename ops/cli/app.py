@@ -5,7 +5,7 @@ import traceback
 
 import typer
 
-from ops.cli import output, profile, release, render, sandbox
+from ops.cli import output, profile, release, render, sandbox, stack
 from ops.errors import Exit, Interrupted, OpsError, Refused
 from ops.model.result import SCHEMA
 
@@ -31,6 +31,7 @@ for command in (
     app.command()(command)
 app.add_typer(profile.app, name="profile")
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(stack.app, name="stack")
 
 
 def main(argv: list[str] | None = None) -> int:

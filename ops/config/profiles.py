@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from ops.config.locked import with_lock
 from ops.config.merge import merge, without_nulls
 from ops.config.problems import near, problems_of, refuse
 from ops.config.settings import overrides as setting_overrides
@@ -107,7 +108,11 @@ def load_stack(project: Path, name: str) -> Stack:
 
     Raises: ConfigError with every mistake.
     """
-    return _validated(Stack, f"stack {name}", _file_tree(project, "stack", name))
+    tree = _file_tree(project, "stack", name)
+    if "lock_sha256" in tree.data:
+        where = tree.origins[("lock_sha256",)]
+        raise ConfigError(f"{where}: lock_sha256: is read from {name}.lock, never written here")
+    return with_lock(project, _validated(Stack, f"stack {name}", tree))
 
 
 def _profile_tree(

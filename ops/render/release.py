@@ -124,6 +124,7 @@ def _manifest(
         "schema": MANIFEST_SCHEMA,
         "profile": profile.model_dump(mode="json"),
         "stack": stack.model_dump(mode="json"),
+        "stack_lock_sha256": stack.lock_sha256,
         "nccl": nccl.model_dump(mode="json"),
         "host": host.name,
         "instance": host.instance,

@@ -1,0 +1,1 @@
+"""Images: built from a lock, proved from the inside, moved to hosts. The Docker SDK is imported only here."""
