@@ -63,7 +63,9 @@ def host_payload(keys: Keys, simulation: Simulation) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         _add_keys(archive, keys)
-        archive.add(_engine_packages(), arcname=SITE_PACKAGES.lstrip("/"), filter=_as_root)
+        # Read under the lock: another process may be putting a changed engine there.
+        with locked("engine"):
+            archive.add(_engine_packages(), arcname=SITE_PACKAGES.lstrip("/"), filter=_as_root)
         _add_simulation(archive, simulation)
         _add_gpus(archive)
         _add_weights(archive)
@@ -100,16 +102,15 @@ def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def _engine_packages() -> Path:
     """Return a site-packages folder with the simulated engine and its needs, byte-compiled for the host's Python."""
     folder = LAB_FOLDER / "site-packages"
-    with locked("engine"):
-        wanted = _requirements()
-        stamp = LAB_FOLDER / "site-packages.txt"
-        if not stamp.exists() or stamp.read_text() != wanted:
-            stamp.unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            _pip_install(wanted, folder)
-            stamp.write_text(wanted)
-        install_engine(folder)
-        _byte_compile(folder)
+    wanted = _requirements()
+    stamp = LAB_FOLDER / "site-packages.txt"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        stamp.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        _pip_install(wanted, folder)
+        stamp.write_text(wanted)
+    install_engine(folder)
+    _byte_compile(folder)
     return folder
 
 
