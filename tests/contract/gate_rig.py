@@ -5,7 +5,6 @@ HTTP are real. What is missing is SSH and a supervisor: the tests under tests/sa
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from ops.model.profile import Profile
 from ops.model.release import Release
 from ops.remote import engine_client, facts, machine, processes
 from ops.render.release import render
+from ops.sandbox.engine.faultfile import clear_faults, set_fault
 from ops.sandbox.engine.install import Simulation, install_engine, write_simulation
 from ops.sandbox.models import model_files
 
@@ -57,13 +57,17 @@ class Rig:
         return self
 
     def simulate(self, **settings: Any) -> None:
-        """Say how the next engine behaves (`knobs`: what is wrong with it); models are put back as they were."""
+        """Say how the engine behaves from now on; faults are cleared, models are put back as they were."""
         write_simulation(self.simulation, Simulation(**{"time_scale": self.scale, "load_s": 0.2, **settings}))
-        shutil.rmtree(self.simulation / "faults" / "restore", ignore_errors=True)
+        clear_faults(self.simulation)
         for role, files in model_files().items():
             (self.folder / role).mkdir(exist_ok=True)
             for name, content in files.items():
                 (self.folder / role / name).write_bytes(content)
+
+    def fault(self, fault: str | Mapping[str, Any]) -> None:
+        """Let the next start have a fault, by name or as knobs without a name."""
+        set_fault(self.simulation, fault)
 
     def host(self) -> HostSpec:
         return HostSpec(
@@ -89,7 +93,9 @@ class Rig:
         )
 
     @contextmanager
-    def serving(self, profile: Profile, stored: Stored | None = None) -> Iterator["Served"]:
+    def serving(
+        self, profile: Profile, stored: Stored | None = None, tolerated: tuple[int, ...] = ()
+    ) -> Iterator["Served"]:
         """Start the profile's release by its launch.sh and yield the gate's view of it; kill what is left after."""
         release = self.rendered(profile)
         place = Path(self.host().instance_dir) / "releases" / release.id
@@ -100,7 +106,7 @@ class Rig:
         process = subprocess.Popen(
             [place / "launch.sh"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
         )
-        served = Served(self, profile, release, process, stored or Stored())
+        served = Served(self, profile, release, process, stored or Stored(), tolerated)
         try:
             served.wait()
             yield served
@@ -119,10 +125,11 @@ class Served:
     release: Release
     process: "subprocess.Popen[bytes]"
     stored: Stored
+    tolerated: tuple[int, ...] = ()
 
     def wait(self) -> None:
         deadline = time.monotonic() + 20
-        while self.server().http("GET", "/server_info").status != 200:
+        while self.server().http("GET", "/health", timeout_s=60).status not in (200, *self.tolerated):
             assert self.process.poll() is None, self.log(200)
             assert time.monotonic() < deadline, self.log(200)
             time.sleep(0.05)
