@@ -1,5 +1,6 @@
 """Which faults strike this process: read from ``simulation/faults``, claimed at start, followed while running.
 
+A fault set ``on: current`` strikes the processes that ran when it was set, and no later start.
 A fault set ``on: next`` strikes the first candidate release that starts after it was set, and later starts of that
 release; the claim is written into the fault's file. A rollback, a baseline measurement and a guard never claim.
 """
@@ -24,10 +25,13 @@ class Knobs:
     ``refresh`` looks at the folder's time stamp first, so it can be called for each request.
     """
 
-    def __init__(self, folder: Path, base: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, base: Mapping[str, Any], environment: Mapping[str, str], started_at: float
+    ) -> None:
         check_knobs(base)
         self._folder = folder / "faults"
         self._base = dict(base)
+        self._started_at = started_at
         self._release = environment.get("OPS_RELEASE", "")
         self._stamp: tuple[int, ...] = ()
         self._values: dict[str, Any] = dict(self._base)
@@ -59,7 +63,7 @@ class Knobs:
     def _strikes(self, fault: Mapping[str, Any]) -> bool:
         on = fault.get("on", "next")
         if on == "current":
-            return True
+            return float(fault.get("set_at", 0.0)) >= self._started_at
         if on == "next":
             return fault.get("claimed_by") == (self._release or BY_HAND)
         return self._release.startswith(f"{on}-")

@@ -24,6 +24,8 @@ from .resolve import truthy
 from .server import Server
 
 FOLLOW_WALL_S = 0.5
+# However fast virtual time runs, an idle server must stay idle.
+POLL_WALL_S = 0.05
 WARMUP_TRIES = 120
 
 
@@ -149,6 +151,7 @@ class Lifecycle:
         self._server.ready_at = self._server.clock.now()
         # Requests of the warm-up are not part of what a fault counts.
         self._server.scheduler.received = 0
+        self._server.scheduler.serving = True
         self._apply_faults()
 
     # Faults that strike a running server
@@ -206,7 +209,7 @@ class Lifecycle:
 
     async def _watchdog(self) -> None:
         while True:
-            await asyncio.sleep(self._virtual(1.0))
+            await asyncio.sleep(max(POLL_WALL_S, self._virtual(1.0)))
             dead = self._server.ranks.first_dead() if self._watching else None
             if dead is not None:
                 child, status = dead
@@ -237,7 +240,7 @@ class Lifecycle:
     async def _drain_when_told(self) -> None:
         server = self._server
         while not server.draining:
-            await asyncio.sleep(self._virtual(5.0))
+            await asyncio.sleep(max(POLL_WALL_S, self._virtual(5.0)))
         while True:
             remaining_rids = list(server.open_requests)
             if server.status == "unhealthy":
@@ -252,7 +255,7 @@ class Lifecycle:
             )
             if not remaining_rids:
                 break
-            await asyncio.sleep(self._virtual(5.0))
+            await asyncio.sleep(max(POLL_WALL_S, self._virtual(5.0)))
         self._watching = False
         server.ranks.stop_schedulers(max(1.0, self._virtual(15.0)))
         server.ranks.kill_tree(include_parent=False)

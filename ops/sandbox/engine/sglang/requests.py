@@ -37,6 +37,7 @@ class Request:
     rate: float = 1.0
     counted_steps: int = 0
     counted_tokens: int = 0
+    queued: bool = False
     started: bool = False
     done: bool = False
     aborted: str | None = None

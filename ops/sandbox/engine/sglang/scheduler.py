@@ -23,8 +23,6 @@ from .settings import RUNS_PER_START, Settings
 MEASURED_TOKENS = 100
 TICK_WALL_S = 0.01
 NEVER = float("inf")
-# An admission this soon after the arrival (virtual seconds) was not queued: only this process was busy.
-SAME_MOMENT_S = 0.1
 
 
 class Scheduler:
@@ -48,6 +46,8 @@ class Scheduler:
         self.steps = plan.steps
         self.busy_until = 0.0
         self.frozen = False
+        # Set when the warm-up is over: faults of a serving engine do not strike its start.
+        self.serving = False
         self.last_reply_at = -1.0
         self.received = 0
         self._environments = environments
@@ -114,6 +114,8 @@ class Scheduler:
             self.received += 1
         self.batch.waiting.append(request)
         self._admit()
+        for waiting in self.batch.waiting:
+            waiting.queued = True
         self._set_rates()
         self._wake()
 
@@ -154,17 +156,16 @@ class Scheduler:
     def _admit(self) -> None:
         while self.batch.waiting and self.batch.running < self.plan.max_running:
             request = self.batch.waiting.pop(0)
-            if self.knobs["hang_generation"] and not request.health_probe:
+            if self.serving and self.knobs["hang_generation"] and not request.health_probe:
                 request.first_token_at = NEVER
                 self.batch.prefill.append(request)
                 continue
-            if self.knobs["scheduler_dead_http_alive"]:
+            if self.serving and self.knobs["scheduler_dead_http_alive"]:
                 self.batch.waiting.insert(0, request)
                 return
             self._prefill(request)
 
     def _prefill(self, request: Request) -> None:
-        request.admitted_at = self._now
         request.cached = self.cache.match(request.prompt)
         new = len(request.prompt) - request.cached
         if self._idle_since is not None:
@@ -175,10 +176,12 @@ class Scheduler:
             spread = random.Random(f"ttft:{self.settings.seed}:{self._run}:{self.received}").gauss(0.0, 1.0)
         ttft = physics.ttft_ms(new, request.cached, spread) / 1000.0 * self.knobs.number("ttft_factor", 1.0)
         slow = self.knobs["first_requests_slow"]
-        if slow and self.received <= int(slow["count"]) and not request.health_probe:
+        if self.serving and slow and self.received <= int(slow["count"]) and not request.health_probe:
             ttft += float(slow["s"])
-        begin = request.arrived_at if request.admitted_at - request.arrived_at < SAME_MOMENT_S else self._now
-        request.first_token_at = max(self._now, max(begin, self.busy_until) + ttft)
+        # What this process needed to read the request is no waiting: only a full batch makes a request wait.
+        begin = self._now if request.queued else request.arrived_at
+        request.admitted_at = begin
+        request.first_token_at = max(begin, self.busy_until) + ttft
         logs.line(
             f"Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: {request.cached}, token usage: "
             f"{self.token_usage():.2f}, #running-req: {len(self.batch.decode)}, #queue-req: {len(self.batch.waiting)}, "
@@ -234,13 +237,19 @@ class Scheduler:
             request.progress = min(request.tokens - 1.0, request.progress + request.rate * passed)
 
     def _fire(self) -> None:
-        for request in [r for r in self.batch.prefill if r.first_token_at <= self._now]:
+        begun = [r for r in self.batch.prefill if r.first_token_at <= self._now]
+        for request in begun:
             self.batch.prefill.remove(request)
             self.batch.decode.append(request)
             request.started = True
             self.last_reply_at = self._now
             self.cache.insert(request.prompt)
             self._count(request)
+        if begun:
+            self._set_rates()
+        for request in begun:
+            # Read late, a request has its first token in the past: its decode goes on from there.
+            request.progress = min(request.tokens - 1.0, request.rate * (self._now - request.first_token_at))
         for request in [r for r in self.batch.decode if r.tokens - 1 - r.progress < 1e-6]:
             self._finish(request, self._now)
         if self.window.iterations >= self.plan.arguments["decode_log_interval"] - 1e-6:
@@ -292,8 +301,8 @@ class Scheduler:
         self.lifetime.last_throughput = throughput
         logs.line(
             f"Decode batch, #running-req: {running}, #token: {self.used_tokens()}, token usage: "
-            f"{self.token_usage():.2f}, {spoken}cuda graph: {self.plan.graphs}, gen throughput (token/s): {throughput:.2f}, "
-            f"#queue-req: {len(self.batch.waiting)}",
+            f"{self.token_usage():.2f}, {spoken}cuda graph: {self.plan.graphs}, "
+            f"gen throughput (token/s): {throughput:.2f}, #queue-req: {len(self.batch.waiting)}",
             self._prefix,
         )
         self.counters.decode_passes += round(window.iterations)
