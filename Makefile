@@ -2,18 +2,20 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/pytest
 
-.PHONY: demo test test-long lint lock clean
+.PHONY: demo test test-unit test-long test-engine-cpu test-engine-gpu lint lab lab-down lock clean
 
 $(VENV)/.run: requirements/run.txt pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "python 3.11, 3.12 or 3.13 is needed, this is %d.%d; set PYTHON=" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/run.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) --require-hashes -r requirements/run.txt
+	$(PIP) --no-deps --no-build-isolation -e .
 	touch $@
 
 $(VENV)/.test: requirements/test.txt $(VENV)/.run
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.txt
+	$(PIP) --require-hashes -r requirements/test.txt
 	touch $@
 
 demo: $(VENV)/.run
@@ -25,11 +27,33 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
+# Fast tiers side by side; what measures speed runs alone, on a quiet machine.
 test: lint
-	$(BIN)/pytest
+	$(PYTEST) -n 2 --dist loadgroup -m "not timing and not long and not engine and not gpu"
+	$(PYTEST) -m "timing and not long and not engine and not gpu"
 
+test-unit: $(VENV)/.test
+	$(PYTEST) -n 2 tests/unit
+
+test-long: lint
+	$(PYTEST) -m "long or engine"
+
+test-engine-cpu: $(VENV)/.test
+	$(PYTEST) -m engine tests/engine
+
+test-engine-gpu: $(VENV)/.test
+	$(PYTEST) -m gpu tests/engine
+
+# Hosts that really reboot: needs root on Debian or Ubuntu; says in one line why when it cannot.
+lab: $(VENV)/.test
+	$(BIN)/python -m tests.lab up
+
+lab-down:
+	$(BIN)/python -m tests.lab down
+
+# Needs uv (`pip install uv`); `git diff requirements` shows what moved.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url pyproject.toml requirements/build.in --all-extras -o requirements/run.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --group test -c requirements/run.txt -o requirements/test.txt

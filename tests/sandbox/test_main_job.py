@@ -13,7 +13,7 @@ import pytest
 
 from ops.sandbox.host import Sandbox
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timing, pytest.mark.timeout(300)]
 
 
 class Cli:
