@@ -140,7 +140,7 @@ def _sampled(server: Server, temperature: float) -> list[Completion]:
     requests = [
         Generation(text=text, tokens=agreement.TOKENS, temperature=temperature) for text in short_prompts().values()
     ]
-    return server.batch(requests, 2, server.profile.gates.generation.timeout_s * 2)
+    return server.batch(requests, 2, server.profile.gates.generation.timeout_s * 2, give_up_after=1)
 
 
 GATE = Gate(ASK.name, ASK.question, 90, judge, needs=("generation",))

@@ -35,7 +35,7 @@ def answers(server: Server) -> dict[str, Completion]:
     prompts = short_prompts()
     server.say(f"greedy answers of {TOKENS} tokens to {len(prompts)} prompts")
     requests = [Generation(text=text, tokens=TOKENS) for text in prompts.values()]
-    completions = server.batch(requests, 2, server.profile.gates.generation.timeout_s * 2)
+    completions = server.batch(requests, 2, server.profile.gates.generation.timeout_s * 2, give_up_after=1)
     return dict(zip(prompts, completions, strict=True))
 
 

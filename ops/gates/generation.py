@@ -30,7 +30,7 @@ def judge(server: Server, learned: Learned) -> Verdict:
         endpoint = "chat" if chat else "generate"
         server.say(f"generating {policy.max_tokens} tokens for {len(requests)} prompts ({endpoint})")
         # Two at a time: what only breaks under load is for the soak to find, and to name.
-        completions = server.batch(requests, 2, policy.timeout_s)
+        completions = server.batch(requests, 2, policy.timeout_s, give_up_after=2)
         answers |= {f"{endpoint} {name}": c for name, c in zip(wanted, completions, strict=True)}
     return ruling(answers, policy.max_tokens)
 

@@ -65,7 +65,13 @@ class LiveServer:
         return bool(self._ask("flush", self._where(self.admin_key or self.api_key), timeout_s)["flushed"])
 
     def batch(
-        self, requests: Sequence[Generation], concurrency: int, timeout_s: float, *, stream: bool = False
+        self,
+        requests: Sequence[Generation],
+        concurrency: int,
+        timeout_s: float,
+        *,
+        stream: bool = False,
+        give_up_after: int | None = None,
     ) -> list[Completion]:
         model = self.profile.engine.served_model_name or self.profile.engine.model_path
         args = {
@@ -73,6 +79,7 @@ class LiveServer:
             "requests": [asked(request, model) for request in requests],
             "concurrency": concurrency,
             "stream": stream,
+            "give_up_after": give_up_after,
         }
         rounds = -(-len(requests) // max(1, concurrency))
         found = self._ask("batch", args, timeout_s, rounds)

@@ -12,7 +12,7 @@ from ops.model.verdict import Question, Verdict
 
 ASK = Question("soak", "Are all requests of a burst answered in full, and is the engine the same one after?")
 TOKENS = 12
-TIMEOUT_S = 120.0
+TIMEOUT_S = 60.0
 
 
 def judge(server: Server, learned: Learned) -> Verdict:
@@ -22,7 +22,7 @@ def judge(server: Server, learned: Learned) -> Verdict:
     # Numbered, so that the prefix cache does not answer for the engine.
     requests = [Generation(text=f"({i}) {prompts[i % len(prompts)]}", tokens=TOKENS) for i in range(count)]
     server.say(f"{count} requests of {TOKENS} tokens, {concurrency} at a time")
-    completions = server.batch(requests, concurrency, TIMEOUT_S, stream=True)
+    completions = server.batch(requests, concurrency, TIMEOUT_S, stream=True, give_up_after=4 * concurrency)
     return ruling(completions, concurrency, learned.pid, server.facts(), wanted.release(server))
 
 

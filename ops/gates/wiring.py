@@ -34,6 +34,7 @@ def ruling(profile: Profile, models: Mapping[str, Any], stored: Mapping[str, Any
             "`ops doctor` shows the model folders; check path and permissions",
             models={role: (models.get(role) or {}).get("path") for role in roles},
         )
+    unread = list(_unread(profile, models))
     problems = list(_target(profile, models["target"]))
     if profile.speculation:
         problems += _draft(profile, models["draft"])
@@ -50,6 +51,12 @@ def ruling(profile: Profile, models: Mapping[str, Any], stored: Mapping[str, Any
         return ASK.failed(
             "; ".join(problems),
             "put the pinned model back on the host, or pin the new one in the profile after measuring it",
+            **evidence,
+        )
+    if unread:
+        return ASK.inconclusive(
+            f"pinned, but not read on the host: {', '.join(unread)}",
+            "`ops verify` computes the digests; or leave the pin out, then it is recorded at the first good deploy",
             **evidence,
         )
     first = " (digests recorded: first time on this host)" if evidence["recorded_now"] else ""
@@ -110,6 +117,16 @@ def _draft(profile: Profile, seen: Mapping[str, Any]) -> Iterator[str]:
         if pinned is not None and config.get(key) != pinned:
             yield f"draft {key} is {config.get(key)}, pinned {pinned}"
     yield from _digests("draft", pins, seen)
+
+
+def _unread(profile: Profile, models: Mapping[str, Any]) -> Iterator[str]:
+    roles: list[tuple[str, Any]] = [("target", profile.target)]
+    if profile.speculation:
+        roles.append(("draft", profile.speculation.draft))
+    for role, pins in roles:
+        for kind in ("config_sha256", "weights_sha256"):
+            if getattr(pins, kind) and not models[role].get(kind):
+                yield f"{role} {kind}"
 
 
 def _digests(role: str, pins: Any, seen: Mapping[str, Any]) -> Iterator[str]:

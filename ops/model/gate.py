@@ -193,9 +193,18 @@ class Server(Protocol):
     def http(self, method: str, path: str, body: Any = None, timeout_s: float = 10.0) -> Reply: ...
 
     def batch(
-        self, requests: Sequence[Generation], concurrency: int, timeout_s: float, *, stream: bool = False
+        self,
+        requests: Sequence[Generation],
+        concurrency: int,
+        timeout_s: float,
+        *,
+        stream: bool = False,
+        give_up_after: int | None = None,
     ) -> list[Completion]:
-        """Generate with `concurrency` requests in flight; one completion a request, in order; never raises for one."""
+        """Generate with `concurrency` requests in flight; one completion a request, in order; never raises for one.
+
+        `timeout_s` is each request's. Once `give_up_after` failed, the rest is not sent and says so in its `error`.
+        """
         ...
 
     def flush_cache(self, timeout_s: float = 30.0) -> bool:

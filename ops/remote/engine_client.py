@@ -62,10 +62,11 @@ def flush(emit, *, address, port, timeout_s=30.0, api_key=None):
         pause = min(pause * 2, 1.0)
 
 
-def batch(emit, *, address, port, requests, concurrency, timeout_s, stream=False, api_key=None):
+def batch(emit, *, address, port, requests, concurrency, timeout_s, stream=False, give_up_after=None, api_key=None):
     """Send `requests` [{path, body}] with `concurrency` in flight: {completions, elapsed_s}, in the order asked.
 
     `timeout_s` is each request's. The first `concurrency` requests leave together. Emits {completed, of} every tenth.
+    Once `give_up_after` requests failed the rest is not sent: a server that hangs would cost a deadline for each.
     A completion: {status, error, text, output_ids, prompt_tokens, completion_tokens, cached_tokens, finish_reason,
     started_s, first_token_s, ended_s, chunks, meta}; seconds since the batch began, first_token_s None without stream.
     """
@@ -74,7 +75,7 @@ def batch(emit, *, address, port, requests, concurrency, timeout_s, stream=False
     workers = max(1, min(concurrency, total))
     gate = threading.Barrier(workers)
     turn = threading.Lock()
-    state = {"next": 0, "done": 0}
+    state = {"next": 0, "done": 0, "failed": 0}
     began = time.monotonic()
 
     def take():
@@ -87,6 +88,7 @@ def batch(emit, *, address, port, requests, concurrency, timeout_s, stream=False
         completions[index] = completion
         with turn:
             state["done"] += 1
+            state["failed"] += bool(completion["error"])
             done = state["done"]
         if total >= 10 and done % (total // 10) == 0:
             emit({"completed": done, "of": total})
@@ -94,7 +96,10 @@ def batch(emit, *, address, port, requests, concurrency, timeout_s, stream=False
     def work():
         gate.wait()
         while (index := take()) < total:
-            finish(index, _generate(address, port, requests[index], began, timeout_s, stream, api_key))
+            if give_up_after is not None and state["failed"] >= give_up_after:
+                finish(index, _not_sent(requests[index], time.monotonic() - began, state["failed"]))
+            else:
+                finish(index, _generate(address, port, requests[index], began, timeout_s, stream, api_key))
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
     for thread in threads:
@@ -102,6 +107,12 @@ def batch(emit, *, address, port, requests, concurrency, timeout_s, stream=False
     for thread in threads:
         thread.join()
     return {"completions": completions, "elapsed_s": time.monotonic() - began}
+
+
+def _not_sent(wanted, now, failed):
+    found = _Collected(wanted["path"] != GENERATE).result()
+    words = f"not sent: {failed} requests failed before"
+    return {**found, "status": None, "error": words, "started_s": now, "first_token_s": None, "ended_s": now}
 
 
 def _generate(address, port, wanted, began, timeout_s, stream, api_key):

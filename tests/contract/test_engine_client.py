@@ -243,6 +243,23 @@ def test_the_deadline_is_of_the_whole_answer_and_not_of_each_byte() -> None:
     assert 0.4 < answer["ended_s"] - answer["started_s"] < 2
 
 
+def test_a_server_that_hangs_costs_one_deadline_and_not_one_for_each_request() -> None:
+    with listening(stream_of(PART, done=False), hold=True) as place:
+        result = engine_client.batch(
+            quiet,
+            **place,
+            requests=[generation()] * 12,
+            concurrency=2,
+            timeout_s=0.4,
+            stream=True,
+            give_up_after=1,
+        )
+    errors = [c["error"] for c in result["completions"]]
+    assert result["elapsed_s"] < 2
+    assert sum("not sent" in error for error in errors) >= 8
+    assert all(errors)
+
+
 def test_a_body_shorter_than_promised_is_cut() -> None:
     with listening(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{") as place:
         assert ask(place, stream=False)["error"]

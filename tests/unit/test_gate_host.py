@@ -230,6 +230,15 @@ def test_a_digest_that_changed_since_it_was_first_good_fails(two_steps: Profile)
     assert wiring.ruling(two_steps, models(), changed).outcome is Outcome.FAIL
 
 
+def test_a_pinned_digest_that_nobody_read_is_inconclusive(two_steps: Profile) -> None:
+    pinned = two_steps.model_copy(
+        update={"target": two_steps.target.model_copy(update={"weights_sha256": "e" * 64})},
+    )
+    assert wiring.ruling(pinned, models(), {}).outcome is Outcome.INCONCLUSIVE
+    assert wiring.ruling(pinned, models(weights_sha256="e" * 64), {}).passed
+    assert wiring.ruling(pinned, models(weights_sha256="f" * 64), {}).outcome is Outcome.FAIL
+
+
 def test_an_unreadable_config_is_inconclusive(two_steps: Profile) -> None:
     assert wiring.ruling(two_steps, {"target": None, "draft": None}, {}).outcome is Outcome.INCONCLUSIVE
 
