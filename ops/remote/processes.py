@@ -187,6 +187,9 @@ def _socket_owners(inodes):
         for handle in handles:
             try:
                 target = os.readlink(f"/proc/{pid}/fd/{handle}")
+            except PermissionError:  # the folder is open to more than what is in it
+                closed.append(pid)
+                break
             except OSError:
                 continue
             if target.startswith("socket:[") and target[8:-1] in inodes:
