@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ops.errors import HostError, Refused
 from ops.sandbox import disk, processes
@@ -34,6 +34,9 @@ from ops.sandbox.layout import (
     write_record,
 )
 from ops.sandbox.provision import forget_gpu_holders, gpu_entries, lay_down
+
+if TYPE_CHECKING:
+    from ops.sandbox.engine.gpu import Holder
 
 
 @dataclass(frozen=True)
@@ -162,15 +165,11 @@ class Sandbox:
         """Every live process that belongs to this sandbox, from the process table, oldest first."""
         return processes.members(self.layout.folder, self._gpu_daemons())
 
-    def gpu_holders(self) -> dict[int, int]:
-        """MiB of simulated GPU memory by pid, over all GPUs, as `nvidia-smi` shows (of the dead about 1 s longer)."""
+    def gpu_holders(self) -> "list[Holder]":
+        """Who holds simulated GPU memory, as `nvidia-smi` shows: one a process and GPU (of the dead 1 s longer)."""
         from ops.sandbox.engine.gpu import read_gpus
 
-        held: dict[int, int] = {}
-        for gpu in read_gpus(self.layout.simulation):
-            for holder in gpu.holders:
-                held[holder.pid] = held.get(holder.pid, 0) + holder.mib
-        return held
+        return [holder for gpu in read_gpus(self.layout.simulation) for holder in gpu.holders]
 
     def fault(self, name: str, on: str = "next", **how: Any) -> None:
         """Set a fault; `ops.sandbox.faults.set_fault` says which there are and what `how` may be."""

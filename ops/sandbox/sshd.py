@@ -2,7 +2,7 @@
 
 Behaves as sshd on a machine that ends a login's processes with the login: each command is its own session under
 `/bin/sh -c` with a minimal environment; when a connection ends, the sessions of its commands are killed, and only
-what left its session (or belongs to the supervisor) lives on. No pty, no sudo, no passwords: one user, one key.
+what left its session (or belongs to the supervisor) lives on. No sudo, no passwords: one user, one key.
 
 SIGUSR1 takes `ssh/cut-request.json` ({"for_s": wall seconds}), drops every connection at once and refuses new ones that
 long; the request is removed when the cut has struck, and `ssh/cut.json` ({"until": epoch}) is there until the server
@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import asyncssh
@@ -28,8 +27,8 @@ from ops.sandbox.address import listen
 from ops.sandbox.environment import environment
 from ops.sandbox.layout import SSH_PORT, SSH_USER, Layout, write_file
 from ops.sandbox.processes import in_sessions, kill
+from ops.sandbox.streams import CHUNK_BYTES, Streams, pipes, read, terminal
 
-_CHUNK_BYTES = 65536
 _log = logging.getLogger("ops.sandbox.sshd")
 
 
@@ -106,7 +105,6 @@ class Server:
             sftp_factory=True,
             encoding=None,
             line_editor=False,
-            allow_pty=False,
             agent_forwarding=False,
             x11_forwarding=False,
             gss_host=None,
@@ -152,31 +150,35 @@ class Server:
 
 
 async def _run(process: "asyncssh.SSHServerProcess[bytes]", login: Login, layout: Layout) -> None:
-    argv = ["/bin/sh", "-c", process.command] if process.command is not None else ["/bin/sh"]
-    # Own pipes: asyncio makes a socket pair of stdin (Python 3.11), on which /dev/stdin cannot be opened, and lets
-    # nobody close an output whose reader is gone.
-    (stdin_end, stdin), (stdout_end, stdout), (stderr_end, stderr) = (
-        await _to_child(),
-        await _from_child(),
-        await _from_child(),
-    )
+    term = process.term_type
+    streams = await (terminal() if term is not None else pipes())
+    variables = environment(layout, dict(process.env))
     try:
+        if term is not None:
+            streams.resize(*process.term_size)
+            variables["TERM"] = term
+        argv = [*streams.prefix, "/bin/sh", *(["-c", process.command] if process.command is not None else [])]
+        stdin, stdout, stderr = streams.child_ends
         child = await asyncio.create_subprocess_exec(
             *argv,
-            stdin=stdin_end,
-            stdout=stdout_end,
-            stderr=stderr_end,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
             cwd=layout.home,
-            env=environment(layout, dict(process.env)),
-            start_new_session=True,
+            env=variables,
+            # setsid makes the session where a terminal has to become its own.
+            start_new_session=not streams.prefix,
         )
+    except BaseException:
+        streams.close()
+        raise
     finally:
-        for handle in (stdin_end, stdout_end, stderr_end):
-            os.close(handle)
+        streams.close_child_ends()
     login.add_session(child.pid)
-    feeding = asyncio.create_task(_feed(process, stdin, child.pid))
+    feeding = asyncio.create_task(_feed(process, streams, child.pid))
     try:
-        await asyncio.gather(_pump(stdout.reader, process.stdout), _pump(stderr.reader, process.stderr))
+        sinks = (process.stdout, process.stderr)
+        await asyncio.gather(*(_pump(reader, sink) for (reader, _), sink in zip(streams.outputs, sinks, strict=False)))
         status = await child.wait()
         # Nothing may be left in the channel's buffer when the status goes out: clients stop reading after it.
         process.channel.set_write_buffer_limits(0, 0)
@@ -187,66 +189,41 @@ async def _run(process: "asyncssh.SSHServerProcess[bytes]", login: Login, layout
         feeding.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await feeding
-        # A client that closed its channel: the command sees broken pipes, and lives as long as the connection.
-        for end in (stdin, stdout.transport, stderr.transport):
-            end.close()
+        # A client that closed its channel: the command sees broken pipes (a terminal's: a hang-up), and lives as long
+        # as the connection.
+        streams.close()
         await child.wait()
         login.forget_if_empty(child.pid)
 
 
-@dataclass(frozen=True)
-class _Output:
-    reader: asyncio.StreamReader
-    transport: asyncio.ReadTransport
-
-
-async def _to_child() -> tuple[int, asyncio.StreamWriter]:
-    """The child's end of a pipe, and what writes into it."""
-    loop = asyncio.get_running_loop()
-    read_end, write_end = os.pipe()
-    pipe = os.fdopen(write_end, "wb", buffering=0)
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
-    return read_end, asyncio.StreamWriter(transport, protocol, None, loop)
-
-
-async def _from_child() -> tuple[int, _Output]:
-    """The child's end of a pipe, and what reads from it."""
-    read_end, write_end = os.pipe()
-    reader = asyncio.StreamReader(limit=4 * _CHUNK_BYTES)
-    pipe = os.fdopen(read_end, "rb", buffering=0)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), pipe
-    )
-    return write_end, _Output(reader, transport)
-
-
-async def _feed(process: "asyncssh.SSHServerProcess[bytes]", stdin: asyncio.StreamWriter, group: int) -> None:
+async def _feed(process: "asyncssh.SSHServerProcess[bytes]", streams: Streams, group: int) -> None:
     while True:
         try:
-            data = await process.stdin.read(_CHUNK_BYTES)
+            data = await process.stdin.read(CHUNK_BYTES)
         except asyncssh.SignalReceived as received:
             with contextlib.suppress(ProcessLookupError, AttributeError):
                 os.killpg(group, getattr(signal, f"SIG{received.signal}"))
             continue
-        except asyncssh.BreakReceived:
+        except asyncssh.TerminalSizeChanged as change:
+            streams.resize(*change.term_size)
             continue
-        except asyncssh.TerminalSizeChanged:
+        except asyncssh.BreakReceived:
             continue
         except (asyncssh.Error, OSError):
             # The client is gone; the command sees the end of its input.
             data = b""
         try:
             if not data:
-                stdin.close()
+                streams.end_input()
                 return
-            stdin.write(data)
-            await stdin.drain()
+            streams.stdin.write(data)
+            await streams.stdin.drain()
         except (BrokenPipeError, ConnectionResetError):
             return
 
 
 async def _pump(source: asyncio.StreamReader, sink: "asyncssh.SSHWriter[bytes]") -> None:
-    while data := await source.read(_CHUNK_BYTES):
+    while data := await read(source):
         sink.write(data)
         await sink.drain()
 

@@ -1,5 +1,6 @@
 """The two SSH clients that reach hosts in practice, host key checked: fabric and OpenSSH."""
 
+import contextlib
 import socket
 import subprocess
 
@@ -38,9 +39,10 @@ def run(connection: fabric.Connection, command: str, stdin: bytes | None = None)
     channel = connection.transport.open_session(timeout=10)
     channel.settimeout(30)
     channel.exec_command(command)
-    if stdin is not None:
-        channel.sendall(stdin)
-    channel.shutdown_write()
+    # A command may end without reading its input, and closes the channel.
+    with contextlib.suppress(OSError):
+        channel.sendall(stdin or b"")
+        channel.shutdown_write()
     out = b"".join(iter(lambda: channel.recv(65536), b""))
     error = b"".join(iter(lambda: channel.recv_stderr(65536), b""))
     status = channel.recv_exit_status()

@@ -149,6 +149,23 @@ def test_commands_get_a_clean_environment_and_return_what_they_return(sandbox: F
         assert run(connection, "exit 3", stdin=b"nobody reads this" * 100_000)[0] == 3
 
 
+def test_a_terminal_is_one_where_the_client_asks_for_it(sandbox: Factory) -> None:
+    box = sandbox()
+    with connect(box) as connection:
+        channel = connection.transport.open_session(timeout=10)
+        channel.settimeout(10)
+        channel.get_pty("vt100", width=90, height=30)
+        channel.exec_command("tty >&2; stty size; echo $TERM; read line; echo got $line; read line; echo ended; exit 5")
+        channel.sendall(b"word\n\x04")
+        out = b"".join(iter(lambda: channel.recv(65536), b"")).decode()
+        assert channel.recv_exit_status() == 5
+    lines = out.splitlines()
+    assert {"30 90", "vt100", "got word", "ended"} <= set(lines), out
+    assert any(line.startswith("/dev/pts/") for line in lines), out
+    refused = openssh(box, "tty")
+    assert (refused.returncode, refused.stdout) == (1, b"not a tty\n")
+
+
 def test_big_outputs_are_whole_and_the_status_comes_after_them(sandbox: Factory) -> None:
     box = sandbox()
     command = "seq 1 700000; seq 1 700000 >&2; exit 9"
@@ -278,12 +295,14 @@ def test_gpu_memory_is_held_by_ranks_and_back_at_once_after_a_reboot(sandbox: Fa
         in_background(connection, f"SPT_NOENV=1 setsid {box.layout.engine_python} {argv} >$HOME/engine.log 2>&1")
         wait_for(lambda: len(box.gpu_holders()) == 4, "four ranks hold memory")
         titles = {process.pid: process.title for process in box.processes()}
-        assert {titles[pid] for pid in box.gpu_holders()} == {f"sglang::scheduler_TP{rank}" for rank in range(4)}
+        assert {titles[holder.pid] for holder in box.gpu_holders()} == {
+            f"sglang::scheduler_TP{rank}" for rank in range(4)
+        }
         query = "--query-compute-apps=pid,used_memory --format=csv,noheader,nounits"
         out = run(connection, f"{box.layout.bin}/nvidia-smi {query}")[1].decode()
-        assert {int(line.split(",")[0]) for line in out.splitlines()} == set(box.gpu_holders())
+        assert {int(line.split(",")[0]) for line in out.splitlines()} == {holder.pid for holder in box.gpu_holders()}
     box.reboot(down_s=0)
-    assert box.gpu_holders() == {}
+    assert box.gpu_holders() == []
 
 
 def test_a_host_without_power_is_silent_keeps_its_address_and_comes_back_with_its_disk(sandbox: Factory) -> None:
@@ -368,6 +387,7 @@ def test_ansible_reaches_it_through_its_inventory(sandbox: Factory, tmp_path: Pa
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
             "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
+            "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",  # the path of a control socket would be too long here
             "LC_ALL": "C.UTF-8",
         },
         capture_output=True,

@@ -126,8 +126,9 @@ def test_a_baseline_measurement_is_not_struck(sandbox: Factory) -> None:
 
 def test_it_leaves_when_the_run_goes_back(sandbox: Factory) -> None:
     box = sandbox(load_s=1)
-    struck(box)
+    candidate = struck(box)
     journal(box, event="step-started", step="stop", seq=9, recovery=True)
+    kill(candidate)
     wait_for(lambda: listening_inode(box.address, ENGINE_PORT) is None, "the port is free", within_s=2)
     start_engine(box, "old-1", seed=111)
     wait_for(lambda: seed_served(box) == 111, "the rollback serves")
