@@ -106,7 +106,13 @@ class Sandbox:
         with _locked(sandbox.layout.folder, make=True):
             before = read_record(sandbox.layout)
             settings = changed_settings(before.settings if before else Settings(), wishes)
-            sandbox._bring_up(before or Record(name=name, address=""), settings)
+            try:
+                sandbox._bring_up(before or Record(name=name, address=""), settings)
+            except Refused:
+                # Nothing was started yet: a sandbox that cannot be must not leave a half one behind.
+                if before is None:
+                    sandbox._delete()
+                raise
         return sandbox
 
     @classmethod
@@ -240,14 +246,17 @@ class Sandbox:
         """Stop everything that belongs to the sandbox and delete its folder; returns how many processes were ended."""
         with _locked(self.layout.folder):
             ended = processes.kill_members(self.layout.folder, self._gpu_daemons())
-            disk.unmount(self.layout)
-            shutil.rmtree(self.layout.folder)
+            self._delete()
+        self._release_hold()
+        return ended
+
+    def _delete(self) -> None:
+        disk.unmount(self.layout)
+        shutil.rmtree(self.layout.folder)
         if self.layout.short_run_dir.is_dir():
             shutil.rmtree(self.layout.short_run_dir)
         with contextlib.suppress(OSError):
             self.layout.folder.parent.rmdir()
-        self._release_hold()
-        return ended
 
     def _release_hold(self) -> None:
         if self._hold is not None:
@@ -277,8 +286,8 @@ class Sandbox:
             claimed = claim(before.name, before.address or None, held=self._hold is not None)
             record = record.model_copy(update={"address": claimed.address})
         try:
-            write_record(self.layout, record)
             disk.mount(self.layout, before.settings.root_size_mib, settings.root_size_mib)
+            write_record(self.layout, record)
             lay_down(self.layout, record)
             if claimed is not None:
                 self._forget_cut()

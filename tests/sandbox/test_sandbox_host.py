@@ -355,12 +355,13 @@ def test_sandboxes_that_come_up_at_the_same_moment_get_different_addresses(sandb
     assert all(openssh(box, "echo $OPS_SANDBOX").stdout.decode().strip() == str(box.layout.folder) for box in boxes)
 
 
-def test_the_default_address_is_refused_by_the_name_of_its_holder(sandbox: Factory) -> None:
+def test_the_default_address_is_refused_by_the_name_of_its_holder(sandbox: Factory, project: Path) -> None:
     holder = listen("127.0.77.1")
     with holder if holder is not None else contextlib.nullcontext():
         with pytest.raises(Refused, match=r"127\.0\.77\.1:2222 is taken by pid \d+ \(") as refused:
             sandbox("sandbox")
         assert holder is None or f"pid {os.getpid()} " in refused.value.message
+    assert not (project / ".sandbox").exists(), "a refused sandbox leaves something behind"
 
 
 def test_the_inventory_and_the_models_are_those_of_the_story(sandbox: Factory) -> None:
