@@ -4,18 +4,14 @@ Invariant: when `transaction` returns or raises anything but `Unsafe`, the host 
 means that the guard will act, or that a person must look.
 """
 
-import signal
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from ops.errors import ConnectionLost, GuardActed, HostError, Interrupted, OpsError, RolledBack, Unsafe
+from ops.interrupts import Interrupts, interrupts
 from ops.model.plan import Plan, Purpose
-from ops.model.state import Links, armed, confirmed, profile_name, run_events
+from ops.model.state import Links, armed, confirmed, last_committed, profile_name, story
 from ops.planner import Recovery, guard_deadline_s, recovery
+from ops.restored import after_guard
 from ops.run import Run, observe
 from ops.steps import perform
 
@@ -26,7 +22,7 @@ def transaction(run: Run, plan: Plan, *, command: str, purpose: Purpose, release
     Raises: RolledBack (the earlier state is proven), Interrupted (the same, after Ctrl-C), Unsafe, or a bug's own
     exception after undoing.
     """
-    with terminable():
+    with interrupts() as signals:
         try:
             run.journal(
                 "run-started",
@@ -40,10 +36,10 @@ def transaction(run: Run, plan: Plan, *, command: str, purpose: Purpose, release
                 by={"user": run.identity.user, "host": run.identity.host, "pid": run.identity.pid},
             )
             run_plan(run, plan)
-        except BaseException as cause:
-            _undo(run, cause, undoable=purpose is not Purpose.CONTROL)
-        else:
+            signals.defer()
             end(run, "done", 0)
+        except BaseException as cause:
+            _undo(run, cause, signals, undoable=purpose is not Purpose.CONTROL)
 
 
 def run_plan(run: Run, plan: Plan, *, recovering: bool = False) -> None:
@@ -65,56 +61,69 @@ def run_plan(run: Run, plan: Plan, *, recovering: bool = False) -> None:
 
 
 def _note_failure(run: Run, number: int, step: dict[str, Any], error: Exception) -> None:
-    """Say in the journal that a step failed, unless the host is what failed."""
+    """Say in the journal that a step failed, unless the host is what failed or another writer ended the run."""
     if isinstance(error, (ConnectionLost, GuardActed)):
         return
     try:
-        run.journal("step-failed", seq=number, step=step, error=str(error), fenced=False)
+        run.journal("step-failed", seq=number, step=step, error=str(error))
+    except GuardActed:
+        return
     except HostError as second:
         run.say(f"the journal could not be written: {second.message}")
 
 
-def _undo(run: Run, cause: BaseException, *, undoable: bool) -> None:
+def _undo(run: Run, cause: BaseException, signals: Interrupts, *, undoable: bool) -> None:
     text = "interrupted" if isinstance(cause, KeyboardInterrupt) else str(cause)
-    run.say(text)
-    if not undoable:
-        end(run, "failed", 4)
-        raise Unsafe(
-            f"{text}; nothing was undone. {_running_words(run)}", hint=_look(run), host=run.host.name
-        ) from cause
     try:
-        found = recover(run, run.identity.run)
+        with signals.recovering():
+            run.say(text)
+            if isinstance(cause, ConnectionLost):
+                raise left_to_guard(run, cause.message) from cause
+            if not undoable:
+                _not_undone(run, cause, text)
+            found = _restore(run, text)
+            signals.defer()
+            _end_failed(run, cause, found)
     except KeyboardInterrupt:
-        raise _left_to_guard(run, "interrupted a second time") from cause
-    except GuardActed:
-        raise _after_guard(run, text) from cause
+        raise left_to_guard(run, "interrupted a second time") from cause
     except ConnectionLost as error:
-        raise _left_to_guard(run, error.message) from cause
+        raise left_to_guard(run, error.message) from cause
     except OpsError as error:
-        end(run, "unsafe", 4)
-        raise Unsafe(
-            f"rolling back failed too: {error.message}. First failure: {text}. {_running_words(run)} "
-            "The host takes no traffic",
-            hint=f"{_look(run)}; then `ops rollback --host {run.host.name}` or `ops deploy`",
-            host=run.host.name,
-        ) from cause
+        if error is cause or isinstance(error, (RolledBack, Interrupted, Unsafe)):
+            raise
+        raise _unsafe(run, error, text) from cause
     except Exception as error:
-        raise _left_to_guard(run, f"a bug in ops while going back: {error!r}; first failure: {text}") from error
-    _end_failed(run, cause, found)
+        if error is cause:
+            raise
+        raise left_to_guard(run, f"a bug in ops while going back: {error!r}; first failure: {text}") from error
 
 
-def recover(run: Run, dead_run: str) -> Recovery:
-    """End `dead_run` (this run, or one whose client is gone) from what lies on the host."""
-    run.observe()
-    events = run_events(run.facts, dead_run)
-    pending = armed(run.facts)
-    links = Links.of(run.facts)
+def _restore(run: Run, text: str) -> Recovery:
+    """Go back, or prove what the guard restored when it was faster."""
+    try:
+        return recover(run)
+    except GuardActed as error:
+        run.say(f"{error.message}; looking at what the host did by itself")
+        return after_guard(run, text, run_plan)
+
+
+def recover(run: Run) -> Recovery:
+    """End what is unfinished on the host (this run, or runs whose clients are gone) from what lies there.
+
+    Raises: GuardActed when this run is not the owner any more.
+    """
+    facts = run.observe()
+    if (facts["lock"] or {}).get("run") != run.identity.run:
+        raise GuardActed("this run no longer owns the host", host=run.host.name)
+    links = Links.of(facts)
     target = links.last_good or links.baseline
     deadline_s = guard_deadline_s(run.profile(target)) if target else 600.0
-    found = recovery(events, links, pending, confirmed(run.facts), deadline_s)
+    found = recovery(story(facts["journal"]), links, armed(facts), confirmed(facts), deadline_s)
     if found.plan.steps:
-        run.say(f"going back to {found.target or 'nothing running'}: {', '.join(found.plan.kinds())}")
-        run.armed = False
+        if found.committed:
+            run.say(f"{found.target} passed its commit point: {', '.join(found.plan.kinds())}")
+        else:
+            run.say(f"going back to {found.target or 'nothing running'}: {', '.join(found.plan.kinds())}")
         run_plan(run, found.plan, recovering=True)
     return found
 
@@ -123,10 +132,18 @@ def _end_failed(run: Run, cause: BaseException, found: Recovery) -> None:
     """Close a run that was recovered, and say how. A run past its commit point is done, whatever came after."""
     if found.committed:
         end(run, "done", 0)
-        if not isinstance(cause, (OpsError, KeyboardInterrupt)):
+        if isinstance(cause, KeyboardInterrupt):
+            raise Interrupted(
+                f"interrupted after its commit point: {found.target} serves and takes traffic", host=run.host.name
+            ) from cause
+        if not isinstance(cause, OpsError):
             raise cause
+        run.say(f"{found.target} had passed its commit point: it serves and takes traffic")
         return
-    state = f"{found.target} serves again" if found.target else "nothing serves, as before"
+    if not found.plan.steps:
+        state = f"the server was not touched, {found.target} is current" if found.target else "nothing was touched"
+    else:
+        state = f"{found.target} serves again" if found.target else "nothing serves, as before"
     if isinstance(cause, KeyboardInterrupt):
         end(run, "interrupted", 130)
         raise Interrupted(f"interrupted and restored: {state}", host=run.host.name) from cause
@@ -137,26 +154,30 @@ def _end_failed(run: Run, cause: BaseException, found: Recovery) -> None:
     raise cause
 
 
-def _after_guard(run: Run, text: str) -> Unsafe:
-    """The guard (or a boot) was faster: find out what it restored, and say so."""
-    facts = wait_for_guard(run)
-    serving = facts["links"]["current"]
-    return Unsafe(
-        f"{text}. The host went back to {serving or 'nothing running'} by itself; that is restored, not yet gated",
-        hint=f"ops gate --host {run.host.name}, then ops status",
-        host=run.host.name,
-    )
+def _not_undone(run: Run, cause: BaseException, text: str) -> None:
+    end(run, "failed", 4)
+    raise Unsafe(f"{text}; nothing was undone. {_running_words(run)}", hint=_look(run), host=run.host.name) from cause
 
 
-def wait_for_guard(run: Run, patience_s: float = 60.0) -> Any:
-    """Wait (wall seconds) until the guard has finished with the pending release; returns the facts."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        facts = observe(run.host)
-        if armed(facts) is None or time.monotonic() > deadline:
-            run.facts = facts
-            return facts
-        time.sleep(1.0)
+def _unsafe(run: Run, error: OpsError, text: str) -> Unsafe:
+    """Going back failed as well: close the run, and say what runs, what the host will do, and what a person can do."""
+    words, facts = _running_words(run), run.facts
+    committed = last_committed(story(facts["journal"]))
+    pending = armed(facts)
+    try:
+        end(run, "unsafe", 4)
+    except OpsError as second:
+        words += f" The journal could not be written: {second.message}."
+    if committed is not None:
+        what = f"{committed} passed its commit point but is not complete: {error.message}. First failure: {text}."
+    else:
+        what = f"rolling back failed too: {error.message}. First failure: {text}. The host takes no traffic."
+    if pending is not None:
+        left = max(0, round(pending.deadline - facts["time"]))
+        words += f" In {left} s the guard tries once more by itself."
+    host = run.host.name
+    hint = f"{_look(run)}; ops logs --host {host}; then `ops rollback --host {host} --to <release>` or `ops deploy`"
+    return Unsafe(f"{what} {words}", hint=hint, host=host)
 
 
 def end(run: Run, outcome: str, exit_code: int) -> None:
@@ -164,13 +185,14 @@ def end(run: Run, outcome: str, exit_code: int) -> None:
     run.journal("run-ended", outcome=outcome, exit_code=exit_code, phases=run.seconds)
 
 
-def _left_to_guard(run: Run, why: str) -> Unsafe:
+def left_to_guard(run: Run, why: str) -> Unsafe:
+    """Go away without having undone anything; the lock stays and explains who left what."""
     run.left_to_guard = True
-    return Unsafe(
-        f"{why}; left to the guard: the host goes back to its last good release by itself",
-        hint=_look(run),
-        host=run.host.name,
-    )
+    if run.armed:
+        next_ = "left to the guard: the host goes back to its last good release by itself"
+    else:
+        next_ = "nothing was pending on the host as far as this run knows; its lock stays until the next command"
+    return Unsafe(f"{why}; {next_}", hint=_look(run), host=run.host.name)
 
 
 def _look(run: Run) -> str:
@@ -179,26 +201,9 @@ def _look(run: Run) -> str:
 
 def _running_words(run: Run) -> str:
     try:
-        facts = observe(run.host)
+        facts = run.facts = observe(run.host)
     except OpsError:
         return "What runs there is unknown."
     engine = facts["engine"]
     current = facts["links"]["current"] or "nothing"
     return f"Current is {current}, the supervisor says {engine['state']} (pid {engine['pid']})."
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM means the same as Ctrl-C. Only the main thread may set handlers; elsewhere the caller's stay."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

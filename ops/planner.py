@@ -5,13 +5,13 @@ The proof obligation: from every point at which a run can stop, `recovery` leads
 running it twice is the same as running it once (each step looks first).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ops.model.plan import Plan, Step
+from ops.model.plan import Plan, Purpose, Step
 from ops.model.profile import Profile
-from ops.model.state import Armed, Links, touched
+from ops.model.state import Armed, Links, last_committed, last_started, touched
 
 
 def guard_deadline_s(profile: Profile) -> float:
@@ -38,9 +38,13 @@ def rollback_plan(release: str, profile: Profile) -> Plan:
 
 
 def _switch(release: str, profile: Profile, *, subset: str) -> tuple[Step, ...]:
+    arm = Step(kind="arm", args={"release": release, "deadline_s": guard_deadline_s(profile)})
+    return (arm, Step(kind="drain"), *_replace(release, subset))
+
+
+def _replace(release: str, subset: str) -> tuple[Step, ...]:
+    """Stop what runs and prove `release` in its place; the host is armed."""
     return (
-        Step(kind="arm", args={"release": release, "deadline_s": guard_deadline_s(profile)}),
-        Step(kind="drain"),
         Step(kind="stop"),
         Step(kind="activate", args={"release": release}),
         Step(kind="start", args={"release": release}),
@@ -82,39 +86,40 @@ class Recovery:
 
 
 def recovery(
-    events: Sequence[Mapping[str, Any]], links: Links, armed: Armed | None, confirmed: Armed | None, deadline_s: float
+    story: Sequence[Mapping[str, Any]], links: Links, armed: Armed | None, confirmed: Armed | None, deadline_s: float
 ) -> Recovery:
-    """Compute how to end a run from what lies on the host.
+    """Compute how to end what is unfinished, from what lies on the host.
 
-    Args: events: the run's journal events. armed, confirmed: the guard's markers. deadline_s: how long the guard
-        waits for this recovery (engine seconds).
+    Args: story: the journal since the host was last settled (`state.story`). armed, confirmed: the guard's markers.
+        deadline_s: how long the guard waits for this recovery (engine seconds).
     """
     if confirmed is not None:
         release = confirmed.release
         return Recovery(release, Plan(steps=(Step(kind="finish"), Step(kind="admit", args={"release": release}))), True)
-    if any(e.get("event") == "committed" for e in events):
-        release = next(e["release"] for e in events if e.get("event") == "committed")
-        return Recovery(release, Plan(steps=(Step(kind="admit", args={"release": release}),)), True)
-    target = links.last_good or links.baseline
-    if armed is None and not touched(events, "stop"):
+    committed = last_committed(story)
+    if committed is not None:
+        return Recovery(committed, Plan(steps=(Step(kind="admit", args={"release": committed}),)), True)
+    if not touched(story, "stop"):
+        return Recovery(links.current, Plan(steps=tuple(_before_stop(story, links, armed))))
+    if last_started(story).get("purpose") == Purpose.CONTROL:
         return Recovery(links.current, Plan(steps=()))
-    if not touched(events, "stop"):
-        back = (Step(kind="admit", args={"release": links.current}),) if links.current else ()
-        return Recovery(links.current, Plan(steps=(Step(kind="disarm"), *back)))
+    target = links.last_good or links.baseline
     if target is None:
         steps = (Step(kind="stop", args={"want_stopped": True}), Step(kind="activate", args={"release": None}))
         return Recovery(None, Plan(steps=(*steps, Step(kind="disarm"))))
-    return Recovery(
-        target,
-        Plan(
-            steps=(
-                Step(kind="rearm", args={"release": target, "deadline_s": deadline_s}),
-                Step(kind="stop"),
-                Step(kind="activate", args={"release": target}),
-                Step(kind="start", args={"release": target}),
-                Step(kind="gate", args={"release": target, "subset": "rollback"}),
-                Step(kind="confirm", args={"release": target}),
-                Step(kind="admit", args={"release": target}),
-            )
-        ),
-    )
+    rearm = Step(kind="rearm", args={"release": target, "deadline_s": deadline_s})
+    return Recovery(target, Plan(steps=(rearm, *_replace(target, "rollback"))))
+
+
+def _before_stop(story: Sequence[Mapping[str, Any]], links: Links, armed: Armed | None) -> Iterator[Step]:
+    """The old server was never stopped: give up the pending release, and let traffic in where it was before."""
+    if armed is not None:
+        yield Step(kind="disarm")
+    drained = armed is not None or touched(story, "drain")
+    if drained and links.current and last_started(story).get("admitted", True):
+        yield Step(kind="admit", args={"release": links.current})
+
+
+def restored_plan(release: str) -> Plan:
+    """Prove what the guard restored: follow its start, gate it, let traffic in."""
+    return start_plan(release)

@@ -65,6 +65,8 @@ class Run:
         secrets: values of the profile's secret variables, read where `ops` runs.
         seconds: engine seconds each step took.
         armed: the guard watches this run. left_to_guard: and it will have to act, so the lock stays.
+        deadline: when the guard acts (this machine's monotonic clock); until then a broken connection is worth
+            waiting for.
     """
 
     host: Host
@@ -81,6 +83,7 @@ class Run:
     assumed_baseline: BaselineRecord | None = None
     started: dict[str, Any] = field(default_factory=dict)
     armed: bool = False
+    deadline: float = 0.0
     left_to_guard: bool = False
     sequence: int = 0
 
@@ -97,8 +100,11 @@ class Run:
 
     def call(self, verb: str, **kwargs: Any) -> Any:
         """Run a verb on this instance; a verb that finds this run undone raises GuardActed."""
+        patience_s = max(0.0, self.deadline - time.monotonic()) if self.armed else 0.0
         try:
-            return self.host.call(verb, instance_dir=self.instance_dir, on_reconnect=self.say, **kwargs)
+            return self.host.call(
+                verb, instance_dir=self.instance_dir, on_reconnect=self.say, patience_s=patience_s, **kwargs
+            )
         except RemoteFailed as error:
             if any(text in error.message for text in ("undone this run", "undoing this run", "no longer owns")):
                 raise GuardActed(
@@ -107,6 +113,11 @@ class Run:
                     host=self.host.name,
                 ) from error
             raise
+
+    def now_armed(self, wall_s: float) -> None:
+        """The guard acts in `wall_s` unless somebody confirms."""
+        self.armed = True
+        self.deadline = time.monotonic() + wall_s
 
     def journal(self, event: str, *, fenced: bool = True, **fields: Any) -> None:
         self.call("journal.append", event={"run": self.identity.run, "event": event, **fields}, fenced=fenced)

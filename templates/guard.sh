@@ -24,7 +24,8 @@ journal() { # $1: the event's fields as JSON, without braces
     torn=
     if [ -s "$file" ] && [ -n "$(tail -c 1 "$file")" ]; then torn='
 '; fi
-    printf '%s{"at":%s,%s}\n' "$torn" "$(now)" "$1" >>"$file"
+    line=$(printf '%s{"at":%s,%s}' "$torn" "$(now)" "$1")
+    printf '%s\n' "$line" >>"$file" 2>/dev/null || { make_room; printf '\n%s\n' "$line" >>"$file"; }
     sync "$file"
 }
 
@@ -35,6 +36,13 @@ linked() { # $1: link name; prints the release, fails when there is none
 swap() { # $1: link name, $2: release
     ln -sfn "releases/$2" "$dir/.$1.guard" && mv -T "$dir/.$1.guard" "$dir/$1"
     sync "$dir"
+}
+
+make_room() { rm -f "$guard/reserve"; } # a full disk must not forbid the way back
+
+put() { # $1: file, $2: text; replaces it whole, also on a full disk
+    printf '%s' "$2" >"$1.new" 2>/dev/null || { make_room; printf '%s' "$2" >"$1.new"; }
+    mv -f "$1.new" "$1"
 }
 
 target() { linked last-good || linked baseline; }
@@ -106,6 +114,7 @@ release_lock() { # $1: run; compare and delete
 }
 
 settle() { # $1: boot|deadline|crash-loop. guard/fired is ours: go back to the last good release
+    make_room
     # shellcheck source=/dev/null
     . "$guard/fired" # RUN RELEASE DEADLINE BOOT
     if back=$(target); then
@@ -131,7 +140,7 @@ settle() { # $1: boot|deadline|crash-loop. guard/fired is ours: go back to the l
             sweep
         fi
         rm -f "$dir/current"
-        printf 'stopped\n' >"$guard/wanted"
+        put "$guard/wanted" stopped
         journal "\"event\":\"restored\",\"run\":\"$RUN\",\"release\":null,\"undone\":\"$RELEASE\",\"by\":\"guard\",\"reason\":\"$1\",\"gated\":false"
     fi
     rm -f "$dir/pending"
@@ -140,6 +149,7 @@ settle() { # $1: boot|deadline|crash-loop. guard/fired is ours: go back to the l
 }
 
 finish() { # guard/confirmed: the commit point was passed; do what follows it
+    make_room
     # shellcheck source=/dev/null
     . "$guard/confirmed"
     swap last-good "$RELEASE"
@@ -150,13 +160,18 @@ finish() { # guard/confirmed: the commit point was passed; do what follows it
 }
 
 claim() { # true when guard/fired is ours to settle
-    [ -f "$guard/fired" ] || mv -T "$guard/armed" "$guard/fired" 2>/dev/null
+    [ -f "$guard/fired" ] || mv -T "$guard/armed" "$guard/fired" 2>/dev/null ||
+        mv -T "$guard/armed.client" "$guard/fired" 2>/dev/null
 }
 
 boot() {
     : >"$guard/ordered"
-    [ -f "$guard/armed" ] || mv -T "$guard/armed.client" "$guard/armed" 2>/dev/null
     if [ -f "$guard/confirmed" ]; then finish; elif claim; then settle boot; fi
+}
+
+overdue() { # $1: marker
+    # shellcheck source=/dev/null
+    [ -f "$1" ] && . "$1" && [ "$(now)" -ge "$DEADLINE" ]
 }
 
 expire() {
@@ -164,8 +179,10 @@ expire() {
         settle deadline
         return
     fi
-    # shellcheck source=/dev/null
-    if [ -f "$guard/armed" ] && . "$guard/armed" && [ "$(now)" -ge "$DEADLINE" ] && claim; then settle deadline; fi
+    { overdue "$guard/armed" || overdue "$guard/armed.client"; } 2>/dev/null || return 0
+    claim || return 0
+    # A client may have moved the deadline between the look and the rename; then it is armed again.
+    if overdue "$guard/fired"; then settle deadline; else mv -T "$guard/fired" "$guard/armed"; fi
 }
 
 pre_start() {
@@ -193,7 +210,7 @@ pre_start() {
             fi
         fi
     fi
-    printf 'AT=%s\nCOUNT=%s\nRELEASE=%s\n' "$(now)" "$COUNT" "$(linked current)" >"$guard/started"
+    put "$guard/started" "$(printf 'AT=%s\nCOUNT=%s\nRELEASE=%s' "$(now)" "$COUNT" "$(linked current)")"
     log=$dir/logs/$(linked current).log
     (umask 027 && : >>"$log")
     if [ -n "$user" ]; then chown "$user:" "$log"; fi

@@ -1,5 +1,6 @@
 """`ops deploy|rollback|start|stop|restart|status|logs|history|releases`."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,12 +149,12 @@ def _status_line(row: dict[str, Any]) -> str:
         parts.append(f"gate {details['last_gate']['outcome']} {_duration(details['last_gate']['age_s'])} ago")
     if details["lock"]:
         lock = details["lock"]
-        parts.append(
-            f"locked by {lock['owner']}@{lock['host']} ({'alive' if lock['alive'] else 'dead'}): {lock['message']}"
-        )
+        parts.append(f"locked by {lock['owner']}@{lock['host']} ({lock['message']}): {lock['meaning']}")
     if details.get("simulated"):
         parts.append(f"SIMULATED {details['simulated']}")
     line = ", ".join(parts)
+    if not details["good"] and sys.stdout.isatty():
+        line = typer.style(line, fg="red")
     return f"{line}\n  {row['message']}" if row["message"] else line
 
 

@@ -3,13 +3,15 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ops.errors import LockHeld, OpsError, Unsafe
-from ops.execute import end, recover
-from ops.model.state import Owner, armed, confirmed, open_run, owner
+from ops.errors import ConnectionLost, GuardActed, Interrupted, LockHeld, OpsError, Unsafe
+from ops.execute import end, left_to_guard, recover
+from ops.interrupts import interrupts
+from ops.model.state import Owner, armed, confirmed, open_runs, owner, story
+from ops.planner import Recovery
 from ops.run import Identity, Run, alive_here
 
 _BEAT_S = 2.0
@@ -24,32 +26,53 @@ def owned(run: Run, message: str, *, break_lock: bool = False) -> Iterator[None]
     Raises: LockHeld (a living owner, or a dead one whose pending release the guard will undo), Unsafe when undoing
     failed.
     """
+    with interrupts():
+        maybe_ours = True
+        try:
+            try:
+                dead_run = _acquire(run, message, break_lock)
+            except LockHeld:
+                maybe_ours = False
+                raise
+            with _heartbeat(run):
+                run.observe()
+                left = _unfinished(run, dead_run)
+                if left:
+                    _settle(run, left)
+                    renew(run, message)
+                yield
+        finally:
+            if maybe_ours and not run.left_to_guard:
+                _release(run)
+
+
+def _acquire(run: Run, message: str, break_lock: bool) -> str | None:
+    """Take the lock; returns the dead run it was taken from, or None when the host was free."""
     document = run.identity.lock_document(message)
     found = run.call("lock.acquire", owner=document)
-    dead_run = None
+    if found["acquired"]:
+        return None
+    dead_run = _dead_run(run, found["holder"], break_lock)
+    found = run.call("lock.take_over", dead_run=dead_run, owner=document)
     if not found["acquired"]:
-        dead_run = _dead_run(run, found["holder"], break_lock)
-        found = run.call("lock.take_over", dead_run=dead_run, owner=document)
-        if not found["acquired"]:
-            raise LockHeld(_held(found["holder"]), host=run.host.name)
-        run.say(f"took over the lock of run {dead_run}: its client is gone")
-    with _heartbeat(run):
-        try:
-            run.observe()
-            left = dead_run or _unfinished(run)
-            if left is not None:
-                _settle(run, left)
-                renew(run, message)
-            yield
-        finally:
-            if not run.left_to_guard:
-                run.call("lock.release", run=run.identity.run)
+        raise LockHeld(_held(found["holder"]), host=run.host.name)
+    run.say(f"took over the lock of run {dead_run}: its client is gone")
+    return dead_run
+
+
+def _release(run: Run) -> None:
+    try:
+        run.call("lock.release", run=run.identity.run)
+    except OpsError as error:
+        run.say(f"the lock could not be given back: {error.message}; the next command takes it over")
 
 
 def renew(run: Run, message: str) -> None:
     """Go on under a new run id, still the owner: one id is one transaction in the journal."""
     identity = Identity.new()
-    run.call("lock.take_over", dead_run=run.identity.run, owner=identity.lock_document(message))
+    found = run.call("lock.take_over", dead_run=run.identity.run, owner=identity.lock_document(message))
+    if not found["acquired"]:
+        raise LockHeld(_held(found["holder"]), host=run.host.name)
     run.identity = identity
     run.sequence = 0
     run.armed = False
@@ -103,29 +126,52 @@ def _held(lock: Mapping[str, Any]) -> str:
     return f"locked by {who} since {since}: {lock['message']}"
 
 
-def _unfinished(run: Run) -> str | None:
-    """A run that left markers without a lock, or never closed its journal."""
-    pending = armed(run.facts) or confirmed(run.facts)
-    if pending is not None:
-        return pending.run
-    return open_run(run.facts["journal"])
+def _unfinished(run: Run, dead_run: str | None) -> list[str]:
+    """Runs to settle before anything else: dead ones, and those that left markers. A run that ended unsafe is not
+    among them: it was tried, and what the operator asks for now may be the repair."""
+    journal = run.facts["journal"]
+    found = open_runs(journal)
+    pending = confirmed(run.facts) or (armed(run.facts) if not story(journal) else None)
+    for name in (dead_run, pending.run if pending else None):
+        if name is not None and name not in found:
+            found.append(name)
+    return found
 
 
-def _settle(run: Run, dead_run: str) -> None:
-    """Finish or undo what `dead_run` left, and close it in the journal."""
-    run.journal("lock-taken", dead_run=dead_run)
-    try:
-        found = recover(run, dead_run)
-    except OpsError as error:
-        raise Unsafe(
-            f"undoing what run {dead_run} left failed: {error.message}",
-            hint=f"ops status --host {run.host.name}",
-            host=run.host.name,
-        ) from error
+def _settle(run: Run, dead_runs: Sequence[str]) -> None:
+    """Finish or undo what dead runs left, and close them in the journal."""
+    names = ", ".join(dead_runs)
+    with interrupts() as signals:
+        try:
+            with signals.recovering():
+                for dead_run in dead_runs:
+                    run.journal("lock-taken", dead_run=dead_run)
+                found = recover(run)
+                signals.defer()
+                _close(run, dead_runs, found)
+        except KeyboardInterrupt:
+            raise left_to_guard(run, f"interrupted while undoing what {names} left") from None
+        except ConnectionLost as error:
+            raise left_to_guard(run, error.message) from error
+        except GuardActed as error:
+            raise LockHeld(
+                f"the guard is undoing what {names} left right now", hint="try again in a minute", host=run.host.name
+            ) from error
+        except OpsError as error:
+            end(run, "unsafe", 4)
+            raise Unsafe(
+                f"undoing what run {names} left failed: {error.message}",
+                hint=f"ops status --host {run.host.name}; the same command again goes on without undoing",
+                host=run.host.name,
+            ) from error
+    if signals.count:
+        raise Interrupted(f"interrupted; what {names} left is settled, nothing else was done", host=run.host.name)
+
+
+def _close(run: Run, dead_runs: Sequence[str], found: Recovery) -> None:
     end(run, "settled", 0)
     outcome = "finished" if found.committed else "undone" if found.plan.steps else "abandoned"
-    run.call(
-        "journal.append",
-        event={"run": dead_run, "event": "run-ended", "outcome": outcome, "by": run.identity.run},
-        fenced=False,
-    )
+    for dead_run in dead_runs:
+        event = {"run": dead_run, "event": "run-ended", "outcome": outcome, "by": run.identity.run}
+        run.call("journal.append", event=event, fenced=False)
+    run.say(f"what {', '.join(dead_runs)} left is {outcome}")

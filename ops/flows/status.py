@@ -11,6 +11,7 @@ from ops.flows.report import failed
 from ops.model.inventory import HostSpec
 from ops.model.result import HostResult
 from ops.model.state import (
+    Armed,
     Facts,
     Links,
     Owner,
@@ -74,20 +75,21 @@ def describe(spec: HostSpec, facts: Facts) -> HostResult:
 def _state(facts: Facts, links: Links) -> tuple[str, str]:
     pending = armed(facts)
     if pending is not None and confirmed(facts) is None:
-        left = round(pending.deadline - facts["time"])
-        return "pending", f"{pending.release} waits for its confirmation; the guard undoes it in {left} s"
+        return "pending", _pending_words(facts, links, pending)
     if links.current is None:
         return "empty", "nothing is deployed"
     engine = facts["engine"]
     if facts["guard"]["wanted"] == "stopped":
         left_over = f"; {len(facts['processes'])} of its processes still run" if facts["processes"] else ""
         return "stopped", f"stopped on purpose{left_over}"
-    if engine["state"] != "running" or not engine["pid"]:
+    if engine["state"] not in ("running", "starting") or not engine["pid"]:
         return "down", f"{links.current} should run, the supervisor says {engine['state']}: {engine['detail']}"
     running = {process["release"] for process in facts["processes"]}
     if running - {links.current}:
         return "mixed", f"processes of {', '.join(sorted(str(r) for r in running - {links.current}))} run as well"
     http = facts.get("http") or {}
+    if http.get("ready") is None and _listens(facts):
+        return "unresponsive", f"pid {engine['pid']} listens on its port, but gives no answer: it hangs"
     if http.get("ready") != 200:
         return "starting", f"pid {engine['pid']} does not say it is ready yet (/ready: {http.get('ready')})"
     restore = ungated_restore(facts)
@@ -97,6 +99,21 @@ def _state(facts: Facts, links: Links) -> tuple[str, str]:
     if (facts["admitted"] or {}).get("release") != links.current:
         return "serving", "takes no traffic: not admitted"
     return "serving", ""
+
+
+def _pending_words(facts: Facts, links: Links, pending: Armed) -> str:
+    left = max(0, round(pending.deadline - facts["time"]))
+    back = links.last_good or links.baseline or "nothing running"
+    if facts["guard"]["fired"]:
+        return f"the guard is undoing {pending.release}: going back to {back}"
+    if pending.release == links.last_good and facts["lock"] is not None:
+        return f"going back to {pending.release}; the guard takes over in {left} s"
+    return f"{pending.release} waits for its confirmation; in {left} s the guard goes back to {back}"
+
+
+def _listens(facts: Facts) -> bool:
+    ours = {process["pid"] for process in facts["processes"]}
+    return any(entry["pid"] in ours for entry in facts["listeners"])
 
 
 def _speed(facts: Facts) -> dict[str, Any]:
@@ -133,4 +150,12 @@ def _lock(facts: Facts) -> dict[str, Any] | None:
         return None
     alive = owner(facts, this_host=socket.gethostname(), alive=alive_here) is Owner.ALIVE
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(lock["since"]))
-    return {**lock, "since": since, "alive": alive}
+    pending = armed(facts)
+    if alive:
+        meaning = "its client is at work"
+    elif pending is not None and confirmed(facts) is None:
+        left = max(0, round(pending.deadline - facts["time"]))
+        meaning = f"its client is gone; the guard undoes {pending.release} in {left} s (--break-lock: now)"
+    else:
+        meaning = "its client is gone and nothing is pending: the next command takes it over"
+    return {**lock, "since": since, "alive": alive, "meaning": meaning}

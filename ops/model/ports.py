@@ -26,6 +26,7 @@ class Host(Protocol):
         wait_s: float = 30.0,
         on_event: Callable[[Event], None] | None = None,
         on_reconnect: Callable[[str], None] | None = None,
+        patience_s: float = 0.0,
         **args: Any,
     ) -> Any: ...
 

@@ -80,20 +80,61 @@ PidCheck = Callable[[int, int | None], bool]
 """Tells whether (pid, start time) lives on the machine that asks."""
 
 
-def run_events(facts: Facts, run: str) -> list[Mapping[str, Any]]:
-    """The journal's events of one run, oldest first."""
-    return [event for event in facts["journal"] if event.get("run") == run]
+_RUN_KINDS = frozenset(
+    {"run-started", "lock-taken", "step-started", "step-done", "step-failed", "committed", "run-ended"}
+)
+_HOST_ENDED = frozenset({"restored", "confirmed-late"})
+"""What the host itself writes when it undid or finished a run."""
 
 
-def open_run(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """The latest run that began and was neither ended by its client nor by the guard; None when every run is closed."""
-    closed = {e["run"] for e in events if e.get("event") in ("run-ended", "restored", "confirmed-late") and "run" in e}
-    begun = [e["run"] for e in events if e.get("event") == "run-started"]
-    return next((run for run in reversed(begun) if run not in closed), None)
+def story(journal: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What happened since the host was last in a settled state, oldest first.
+
+    One writer a host, so whatever ends one run ends everything before it. A run that ended unsafe proved nothing: its
+    events stay part of the story until a later run ends well or the guard restored the host.
+    """
+    found: list[Mapping[str, Any]] = []
+    for event in journal:
+        kind = event.get("event")
+        unproven = kind == "run-ended" and event.get("outcome") == "unsafe" and last_committed(found) is None
+        if kind in _HOST_ENDED or (kind == "run-ended" and not unproven):
+            found = []
+        elif kind in _RUN_KINDS:
+            found.append(event)
+    return found
+
+
+def open_runs(journal: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Runs that began and that nobody ended, in the order they began: a dead run, and whoever died settling it."""
+    found: list[str] = []
+    for event in story(journal):
+        if event["event"] in ("run-started", "lock-taken") and event["run"] not in found:
+            found.append(event["run"])
+        elif event["event"] == "run-ended":
+            found = []
+    return found
+
+
+def last_committed(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """The release whose commit point the events contain; None when there is none."""
+    return next((str(e["release"]) for e in reversed(events) if e.get("event") == "committed"), None)
+
+
+def last_started(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The latest `run-started` event; empty when there is none."""
+    return next((e for e in reversed(events) if e.get("event") == "run-started"), {})
+
+
+def host_ended(journal: Sequence[Mapping[str, Any]], run: str) -> str | None:
+    """How the host itself ended `run` (`restored` or `confirmed-late`); None when it did not."""
+    for event in reversed(journal):
+        if event.get("run") == run and event.get("event") in _HOST_ENDED:
+            return str(event["event"])
+    return None
 
 
 def touched(events: Sequence[Mapping[str, Any]], kind: str) -> bool:
-    """True when a step of that kind was begun in the run."""
+    """True when a step of that kind was begun."""
     return any(e.get("event") == "step-started" and e["step"]["kind"] == kind for e in events)
 
 

@@ -5,10 +5,11 @@ Invariant: `armed` leaves the folder only by a rename, and whoever wins that ren
 """
 
 import base64
+import json
 import os
 import time
 
-from ops.remote import journal, lock, store, supervisors
+from ops.remote import journal, lock, reserve, store, supervisors
 from ops.remote.agent import VerbError
 
 MARKERS = ("armed", "armed.client", "fired", "confirmed", "wanted", "started")
@@ -43,37 +44,70 @@ def install(emit, *, instance_dir, files, supervisor):
         if not (os.path.isfile(path) and store.sha256(path) == file["sha256"]):
             store.write_atomic(path, base64.b64decode(file["content"]), file["mode"])
             changed.append(file["name"])
-    supervisors.get(supervisor).install_guard(changed)
-    return {"changed": changed}
+    wanted = {file["name"]: {"sha256": file["sha256"], "mode": f"{file['mode']:04o}"} for file in files}
+    store.write_atomic(_path(instance_dir, "files.json"), json.dumps(wanted, indent=1).encode())
+    found = supervisors.get(supervisor).install_guard(changed)
+    return {"changed": changed, "supervisor": found}
+
+
+def installed(instance_dir):
+    """The guard's files as they were last installed: {name: {sha256, mode}}; None: nobody wrote that down."""
+    text = store.read_text(_path(instance_dir, "files.json"))
+    return None if text is None else json.loads(text)
 
 
 def arm(emit, *, instance_dir, run, release, deadline_s, supervisor):
     """From now the host goes back by itself unless `confirm` comes within `deadline_s` (wall seconds)."""
-    _write_armed(instance_dir, run, release, deadline_s, supervisor)
+    if os.path.exists(_path(instance_dir, "fired")):
+        raise VerbError("the guard is going back from an earlier release right now; try again in a minute")
+    store.write_atomic(_path(instance_dir, "armed"), _armed_text(run, release, deadline_s, supervisor))
+    supervisors.get(supervisor).arm(deadline_s)
     store.swap(instance_dir, "pending", release)
     return {}
 
 
 def rearm(emit, *, instance_dir, run, release, deadline_s, supervisor):
-    """Move the deadline and the pending release; refuses when the guard was faster."""
-    if not os.path.exists(_path(instance_dir, "armed")) and not os.path.exists(_path(instance_dir, "armed.client")):
-        if os.path.exists(_path(instance_dir, "fired")) or lock.read(instance_dir) is None:
-            raise VerbError("the guard is undoing this run")
-    else:
-        _claim(instance_dir, "armed.client")
-    _write_armed(instance_dir, run, release, deadline_s, supervisor)
-    if os.path.exists(_path(instance_dir, "armed.client")):
-        os.unlink(_path(instance_dir, "armed.client"))
+    """Move the deadline and the pending release for the way back; refuses when the guard was faster.
+
+    The marker is replaced in one step, so the host is armed at every moment. A guard that took the old marker in that
+    moment is seen afterwards: then the new one goes, and the guard goes on.
+    """
+    gone = not any(os.path.exists(_path(instance_dir, name)) for name in ("armed", "armed.client"))
+    if os.path.exists(_path(instance_dir, "fired")) or (gone and not _owns(instance_dir, run)):
+        raise VerbError("the guard is undoing this run")
+    _same_boot(instance_dir, run, supervisor)
+    text = _armed_text(run, release, deadline_s, supervisor)
+    reserve.write_urgent(instance_dir, _path(instance_dir, "armed"), text)
+    if os.path.exists(_path(instance_dir, "fired")):
+        _unlink(_path(instance_dir, "armed"))
+        raise VerbError("the guard is undoing this run")
+    _unlink(_path(instance_dir, "armed.client"))
+    supervisors.get(supervisor).arm(deadline_s)
     store.swap(instance_dir, "pending", release)
     return {}
 
 
-def _write_armed(instance_dir, run, release, deadline_s, supervisor):
+def _same_boot(instance_dir, run, supervisor):
+    """A boot undoes a pending release; its client must not act on the host in the moments before the guard does."""
+    armed = read_marker(instance_dir, "armed") or {}
+    if armed.get("RUN") == run and armed["BOOT"] != supervisors.get(supervisor).boot_id():
+        raise VerbError("the guard is undoing this run: the host rebooted")
+
+
+def _owns(instance_dir, run):
+    holder = lock.read(instance_dir)
+    return holder is not None and holder["run"] == run
+
+
+def _unlink(path):
+    if os.path.exists(path):
+        os.unlink(path)
+
+
+def _armed_text(run, release, deadline_s, supervisor):
     keeper = supervisors.get(supervisor)
     deadline = int(time.time() + deadline_s) + 1
-    text = f"RUN={run}\nRELEASE={release}\nDEADLINE={deadline}\nBOOT={keeper.boot_id()}\n"
-    store.write_atomic(_path(instance_dir, "armed"), text.encode())
-    keeper.arm(deadline_s)
+    return f"RUN={run}\nRELEASE={release}\nDEADLINE={deadline}\nBOOT={keeper.boot_id()}\n".encode()
 
 
 def _claim(instance_dir, name):
@@ -89,14 +123,16 @@ def confirm(emit, *, instance_dir, run, supervisor):
     """The commit point: win the rename of `armed`, then make the pending release the last good one."""
     armed = read_marker(instance_dir, "armed") or read_marker(instance_dir, "confirmed")
     if armed is None:
+        # Asked again after a lost connection: committed then, or the guard finished it at a boot.
         links = store.links(instance_dir)
-        if links["pending"] is None and any(
-            e.get("event") == "committed" and e.get("run") == run for e in journal.tail(instance_dir)
-        ):
+        done = ("committed", "confirmed-late")
+        ours = [e.get("event") for e in journal.tail(instance_dir) if e.get("run") == run]
+        if links["pending"] is None and ours and any(kind in done for kind in ours):
             return {"release": links["last-good"]}
         raise VerbError("the guard has undone this run")
     if armed["RUN"] != run:
         raise VerbError(f"the host is armed for another run ({armed['RUN']})")
+    _same_boot(instance_dir, run, supervisor)
     _claim(instance_dir, "confirmed")
     release = armed["RELEASE"]
     journal.write(instance_dir, {"run": run, "event": "committed", "release": release})
@@ -119,8 +155,9 @@ def disarm(emit, *, instance_dir, supervisor):
     """Give up a pending release that never replaced anything."""
     if read_marker(instance_dir, "armed") is not None:
         _claim(instance_dir, "armed.client")
+    if os.path.exists(_path(instance_dir, "fired")):
+        raise VerbError("the guard is undoing this run")
     store.swap(instance_dir, "pending", None)
-    if os.path.exists(_path(instance_dir, "armed.client")):
-        os.unlink(_path(instance_dir, "armed.client"))
+    _unlink(_path(instance_dir, "armed.client"))
     supervisors.get(supervisor).disarm()
     return {}

@@ -4,11 +4,12 @@ Invariant: a line is appended once, however often the client repeats the request
 swallows the next one.
 """
 
+import errno
 import json
 import os
 import time
 
-from ops.remote import lock
+from ops.remote import lock, reserve
 from ops.remote.agent import VerbError
 
 _TAIL_BYTES = 256 * 1024
@@ -33,13 +34,26 @@ def append(emit, *, instance_dir, event, fenced=True):
 
 
 def write(instance_dir, event):
+    """Append one line. A line of the way back may use the reserve; one that begins something new may not."""
     line = json.dumps({"at": round(time.time(), 3), **event}, separators=(",", ":")) + "\n"
+    forward = event["event"] in ("run-started", "step-started") and not event.get("recovery")
+    if forward:
+        _append(instance_dir, line)
+    else:
+        reserve.spend(instance_dir, lambda: _append(instance_dir, line))
+
+
+def _append(instance_dir, line):
     fd = os.open(path_of(instance_dir), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             line = "\n" + line
-        os.write(fd, line.encode())
+        data = line.encode()
+        written = os.write(fd, data)
+        if written < len(data):
+            os.ftruncate(fd, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path_of(instance_dir))
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 
-from ops.remote import machine, probe, processes, store, supervisors
+from ops.remote import machine, probe, processes, reserve, store, supervisors
 from ops.remote.agent import VerbError
 
 _SYSTEM_NCCL_CONF = "/etc/nccl.conf"
@@ -23,12 +23,13 @@ def activate(emit, *, instance_dir, release, supervisor):
     store.swap(instance_dir, "current", release)
     _nccl_conf(instance_dir, release)
     _want(instance_dir, "running")
-    supervisors.get(supervisor).install(release)
-    return {}
+    return {"supervisor": supervisors.get(supervisor).install(release)}
 
 
 def _want(instance_dir, state):
-    store.write_atomic(os.path.join(instance_dir, "guard", "wanted"), state.encode() + b"\n")
+    path = os.path.join(instance_dir, "guard", "wanted")
+    if (store.read_text(path) or "").strip() != state:
+        reserve.write_urgent(instance_dir, path, state.encode() + b"\n")
 
 
 def _nccl_conf(instance_dir, release):
@@ -54,7 +55,7 @@ def _nccl_conf(instance_dir, release):
 
 
 def start(emit, *, instance_dir, supervisor):
-    """Ask the supervisor for the engine; returns {pid, starttime, log, log_offset}. Running already: the same
+    """Ask the supervisor for the engine; returns {pid, starttime, log, log_offset, asked_at}. Running already: the same
     answer."""
     keeper = supervisors.get(supervisor)
     release = store.links(instance_dir)["current"]
@@ -79,7 +80,13 @@ def start(emit, *, instance_dir, supervisor):
 
 def _started(pid, log, offset):
     facts = processes.stat(pid)
-    return {"pid": pid, "starttime": facts["starttime"] if facts else None, "log": log, "log_offset": offset}
+    return {
+        "pid": pid,
+        "starttime": facts["starttime"] if facts else None,
+        "log": log,
+        "log_offset": offset,
+        "asked_at": time.time(),
+    }
 
 
 def last_start_offset(log):
@@ -115,11 +122,15 @@ def stop(emit, *, instance_dir, supervisor, endpoints, deadline_s, want_stopped=
     deadline = time.monotonic() + _RELEASE_WAIT_S
     while True:
         held_ports = processes.listening_on(endpoints)
-        holders = machine.gpu_holders() or []
+        found = machine.gpu_holders()
+        unknown = found is None and shutil.which("nvidia-smi") is not None
+        holders = found or []
         left = [h for h in holders if h["pid"] in before]
-        if not held_ports and not left:
+        if not held_ports and not left and not unknown:
             break
         if time.monotonic() > deadline:
+            if unknown and not held_ports:
+                raise VerbError("stopped, but nvidia-smi does not answer: nobody knows whether GPU memory is back")
             raise VerbError(_still_held(held_ports, left), listeners=held_ports, holders=left)
         time.sleep(0.2)
     foreign = [{**h, "user": processes.user(h["pid"])} for h in holders]
@@ -187,5 +198,5 @@ def hold(emit, *, instance_dir):
 def admit(emit, *, instance_dir, release):
     """Traffic for `release`."""
     document = {"release": release, "since": round(time.time(), 3)}
-    store.write_atomic(os.path.join(instance_dir, "admitted"), json.dumps(document).encode())
+    reserve.write_urgent(instance_dir, os.path.join(instance_dir, "admitted"), json.dumps(document).encode())
     return document

@@ -1,6 +1,6 @@
 """One writer a host: a file that names its owner, created by hard link, removed only by who owns it.
 
-Its modification time is the heartbeat. What a dead owner means is decided by the client (see `ops.planner`).
+Its modification time is the heartbeat. What a dead owner means is decided by the client (see `ops.flows.ownership`).
 """
 
 import fcntl
@@ -8,6 +8,7 @@ import json
 import os
 import time
 
+from ops.remote import reserve
 from ops.remote.agent import VerbError
 
 
@@ -32,13 +33,8 @@ def acquire(emit, *, instance_dir, owner):
 
     Returns {"acquired": bool, "holder": document}; the run that holds it already gets True again.
     """
-    os.makedirs(instance_dir, exist_ok=True)
     path = path_of(instance_dir)
-    temporary = f"{path}.{owner['run']}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(owner, file)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary = _written(instance_dir, owner)
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -50,14 +46,26 @@ def acquire(emit, *, instance_dir, owner):
     return {"acquired": True, "holder": owner}
 
 
+def _written(instance_dir, owner):
+    """The owner's document under a name of its own, ready to become the lock."""
+    os.makedirs(instance_dir, exist_ok=True)
+    temporary = f"{path_of(instance_dir)}.{owner['run']}"
+    reserve.write_urgent(instance_dir, temporary, json.dumps(owner).encode())
+    return temporary
+
+
 def take_over(emit, *, instance_dir, dead_run, owner):
-    """Replace the lock of a run whose owner is dead, if it still is that run's. Returns as `acquire`."""
+    """Replace the lock of a run that is over, if it still is that run's, without a moment in which the host is free.
+
+    Returns as `acquire`.
+    """
     with open(path_of(instance_dir) + ".mutex", "w", encoding="utf-8") as mutex:
         fcntl.flock(mutex, fcntl.LOCK_EX)
         holder = read(instance_dir)
-        if holder is not None and holder["run"] == dead_run:
-            os.unlink(path_of(instance_dir))
-        return acquire(emit, instance_dir=instance_dir, owner=owner)
+        if holder is None or holder["run"] != dead_run:
+            return acquire(emit, instance_dir=instance_dir, owner=owner)
+        os.rename(_written(instance_dir, owner), path_of(instance_dir))
+        return {"acquired": True, "holder": owner}
 
 
 def heartbeat(emit, *, instance_dir, run):

@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 
+from ops.remote import reserve
 from ops.remote.agent import VerbError
 
 LINKS = ("current", "last-good", "baseline", "pending")
@@ -85,18 +86,26 @@ def stage(emit, *, instance_dir, release, files):
     replaced.
     """
     prepare(emit, instance_dir=instance_dir)
+    reserve.keep(instance_dir)
     folder = os.path.join(instance_dir, "releases", release)
     if os.path.isdir(folder):
         drifted = [f for f in files if not _same(folder, f)]
         for file in drifted:
-            write_atomic(os.path.join(folder, file["name"]), base64.b64decode(file["content"]), file["mode"], file.get("owner"))
+            write_atomic(
+                os.path.join(folder, file["name"]), base64.b64decode(file["content"]), file["mode"], file.get("owner")
+            )
         return {"changed": bool(drifted), "repaired": [f["name"] for f in drifted]}
     temporary = os.path.join(instance_dir, "releases", f".{release}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     os.mkdir(temporary, 0o755)
     try:
         for file in files:
-            write_atomic(os.path.join(temporary, file["name"]), base64.b64decode(file["content"]), file["mode"], file.get("owner"))
+            write_atomic(
+                os.path.join(temporary, file["name"]),
+                base64.b64decode(file["content"]),
+                file["mode"],
+                file.get("owner"),
+            )
             if not _same(temporary, file):
                 raise VerbError(f"{file['name']} of {release} arrived with other contents than were sent")
         os.rename(temporary, folder)

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 
-from ops.remote import guard, probe, processes
+from ops.remote import guard, probe, processes, supervisors
 
 _POLL_S = 0.05
 _HEALTH_EVERY_S = 0.5
@@ -19,6 +19,11 @@ class _Tail:
         self.path = path
         self.offset = offset
         self._rest = b""
+
+    @property
+    def resume_at(self):
+        """Where the next whole line begins: an offset to go on from without losing or repeating one."""
+        return self.offset - len(self._rest)
 
     def lines(self):
         try:
@@ -35,15 +40,15 @@ class _Tail:
         return [part.decode(errors="replace") for part in parts]
 
 
-def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, port, deadline_s):
-    """Stream the log until the engine answers /health with 200 on our own socket, dies, or `deadline_s` (wall) is over.
+def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, port, deadline_at, supervisor):
+    """Stream the log until the engine answers /health with 200 on our own socket and its supervisor calls it running,
+    until it dies, or until the host's clock says `deadline_at` (epoch seconds).
 
     Events: {"lines": [...], "offset": n} (resume with that offset). Returns {"outcome":
     serving|died|timed-out|undone, "offset", "health": last status}. `undone`: the guard or another client took this
     run's release away.
     """
     tail = _Tail(log, log_offset)
-    deadline = time.monotonic() + deadline_s
     answers: "queue.SimpleQueue[int | None]" = queue.SimpleQueue()
     stop = threading.Event()
     threading.Thread(target=_poll_health, args=(answers, stop, pid, address, port), daemon=True).start()
@@ -52,7 +57,7 @@ def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, 
         while True:
             lines = tail.lines()
             if lines:
-                emit({"lines": lines, "offset": tail.offset})
+                emit({"lines": lines, "offset": tail.resume_at})
             while not answers.empty():
                 health = answers.get()
             outcome = None
@@ -60,15 +65,15 @@ def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, 
                 outcome = "died"
             elif run is not None and not _still_armed(instance_dir, run):
                 outcome = "undone"
-            elif health == 200:
+            elif health == 200 and supervisors.get(supervisor).state()["state"] == "running":
                 outcome = "serving"
-            elif time.monotonic() > deadline:
+            elif time.time() > deadline_at:
                 outcome = "timed-out"
             if outcome:
                 lines = tail.lines()
                 if lines:
-                    emit({"lines": lines, "offset": tail.offset})
-                return {"outcome": outcome, "offset": tail.offset, "health": health}
+                    emit({"lines": lines, "offset": tail.resume_at})
+                return {"outcome": outcome, "offset": tail.resume_at, "health": health}
             time.sleep(_POLL_S)
     finally:
         stop.set()

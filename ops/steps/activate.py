@@ -2,19 +2,14 @@
 
 from typing import Any
 
-from ops.errors import StepFailed
-from ops.run import Run, hashes
+from ops.run import Run
+from ops.steps.start import refuse_drift
 
 
 def do(run: Run, *, release: str | None) -> dict[str, Any]:
     if release is not None:
-        expected = hashes(run.manifest(release))
-        drifted = run.call("store.verify", release=release, hashes=expected)["drifted"]
-        if drifted:
-            raise StepFailed(
-                f"{', '.join(drifted)} of release {release} are not what was deployed",
-                hint=f"deploy the profile again: ops deploy --profile {release.rpartition('-')[0]}",
-                host=run.host.name,
-            )
-    run.call("lifecycle.activate", release=release, supervisor=run.supervisor, wait_s=90.0)
-    return {}
+        refuse_drift(run, release)
+    found: dict[str, Any] = run.call("lifecycle.activate", release=release, supervisor=run.supervisor, wait_s=90.0)
+    for container in (found.get("supervisor") or {}).get("blind", ()):
+        run.say(f"container {container}: nvidia-smi does not work in it since `systemctl daemon-reload`; restart it")
+    return found

@@ -6,12 +6,13 @@ from ops.run import Run
 
 
 def do(run: Run, *, release: str, deadline_s: float) -> dict[str, Any]:
+    wall_s = run.host.clock.to_wall_s(deadline_s)
     run.call(
         "guard.rearm",
         run=run.identity.run,
         release=release,
-        deadline_s=run.host.clock.to_wall_s(deadline_s),
+        deadline_s=wall_s,
         supervisor=run.supervisor,
     )
-    run.armed = True
+    run.now_armed(wall_s)
     return {"deadline_s": deadline_s}

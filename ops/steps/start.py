@@ -5,13 +5,14 @@ from typing import Any
 
 from ops.engine import log
 from ops.errors import EngineDied, GuardActed, StepFailed
-from ops.run import Run
+from ops.run import Run, hashes
 
 _LINES_KEPT = 400
 
 
 def do(run: Run, *, release: str) -> dict[str, Any]:
     profile = run.profile(release)
+    refuse_drift(run, release)
     started = run.call("lifecycle.start", supervisor=run.supervisor)
     run.started = started
     begun = time.monotonic()
@@ -25,8 +26,9 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
         log_offset=started["log_offset"],
         address=run.address(release),
         port=profile.engine.port,
-        deadline_s=run.host.clock.to_wall_s(profile.timeouts.load_timeout_s),
+        deadline_at=started["asked_at"] + run.host.clock.to_wall_s(profile.timeouts.load_timeout_s),
         wait_s=run.host.clock.to_wall_s(profile.timeouts.load_timeout_s) + 60.0,
+        supervisor=run.supervisor,
         on_event=watcher,
     )
     load_s = run.host.clock.from_wall_s(time.monotonic() - begun)
@@ -52,6 +54,17 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
             host=run.host.name,
         )
     return {"pid": started["pid"], "load_s": round(load_s, 1), "phases": watcher.phases}
+
+
+def refuse_drift(run: Run, release: str) -> None:
+    """What starts is what was deployed. Raises: StepFailed naming the files that somebody changed."""
+    drifted = run.call("store.verify", release=release, hashes=hashes(run.manifest(release)))["drifted"]
+    if drifted:
+        raise StepFailed(
+            f"{', '.join(drifted)} of release {release} are not what was deployed: somebody changed them on the host",
+            hint=f"deploy the profile again, which puts them back: ops deploy --profile {release.rpartition('-')[0]}",
+            host=run.host.name,
+        )
 
 
 def expected_s(run: Run) -> float | None:
