@@ -172,7 +172,7 @@ def observe(host: Host, **kwargs: Any) -> Facts:
     found: Facts = host.call(
         "facts.observe", instance_dir=host.spec.instance_dir, supervisor=supervisor_of(host), wait_s=60.0, **kwargs
     )
-    return found
+    return {**found, "observed_at": time.time()}
 
 
 def hashes(manifest: Mapping[str, Any]) -> dict[str, str]:

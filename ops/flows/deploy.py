@@ -76,7 +76,10 @@ def _deploy(run: Run, candidate: _Candidate, options: DeployOptions) -> HostResu
     if serves(run, release):
         message = f"{release.id} serves already; nothing was done"
         return result.model_copy(update={"outcome": "unchanged", "changed": False, "message": message})
-    preflight.require(preflight.ask(profile, run.host.spec, facts), run.host.name)
+    verdicts = preflight.ask(profile, run.host.spec, {**facts, "candidate": release.manifest})
+    for warning in preflight.warnings(verdicts):
+        run.say(f"warning: {warning.name}: {warning.message}")
+    preflight.require(verdicts, run.host.name)
     plan = deploy_plan(release.id, profile, fallback=fallback.id if fallback else None)
     if options.dry_run:
         steps = plan.model_dump(mode="json")["steps"]

@@ -23,8 +23,14 @@ def checks() -> list[Check]:
 
 
 def ask(profile: Profile, spec: HostSpec, facts: Facts) -> list[Verdict]:
-    """Judge the host as it is; nothing is touched."""
+    """Judge the host as it is; nothing is touched. `facts` has the release's manifest as `candidate` where there is
+    one."""
     return [check.judge(Question(check.name, check.question), facts, profile, spec) for check in checks()]
+
+
+def warnings(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """What passed, and a person should know all the same."""
+    return [verdict for verdict in verdicts if verdict.passed and verdict.evidence.get("warning")]
 
 
 def require(verdicts: Sequence[Verdict], host: str) -> None:

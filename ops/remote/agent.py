@@ -12,8 +12,10 @@ import sys
 import threading
 
 MODULES = (
+    "deployed",
     "engine_client",
     "facts",
+    "files",
     "guard",
     "journal",
     "lifecycle",

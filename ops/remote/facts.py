@@ -3,11 +3,12 @@
 import json
 import os
 import platform
+import pwd
 import socket
 import sys
 import time
 
-from ops.remote import guard, journal, lifecycle, lock, machine, probe, processes, store, supervisors
+from ops.remote import containers, guard, journal, lifecycle, lock, machine, probe, processes, store, supervisors
 
 _RANK_TITLE = "sglang::scheduler"
 
@@ -42,20 +43,46 @@ def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=Non
         "journal": journal.tail(instance_dir),
         "admitted": _json(os.path.join(instance_dir, "admitted")),
         "engine": state,
-        "processes": processes.ours(instance_dir),
+        "processes": (own := processes.ours(instance_dir)),
         "listeners": processes.listeners(ports) if ports else [],
         "disk": machine.disk(instance_dir),
         "shm": machine.disk("/dev/shm"),
         "limits": machine.limits(),
-        "nccl_files": machine.nccl_files(os.path.expanduser("~")),
+        "nccl_files": machine.nccl_files(homes(own)),
         "gpus": machine.gpus() if gpus else None,
         "models": {role: _model(folder) for role, folder in (models or {}).items()},
     }
+    if gpus:
+        found |= _for_preflight(instance_dir, keeper, state)
     if engine is not None and serving and state["pid"]:
         found["http"] = _http(engine["bind"] or serving["host"], serving["port"], engine.get("api_key"))
     if log_lines:
         found["log"] = log(instance_dir, links["current"], log_lines)
     return found
+
+
+def _for_preflight(instance_dir, keeper, state):
+    """What only matters before something is changed."""
+    return {
+        "gpu_problem": machine.gpu_problem(),
+        "xids": machine.xids(),
+        "zombies": processes.zombies(),
+        "reload": containers.reload_danger(instance_dir) if keeper == "systemd" else None,
+        "unit_loaded": state["state"] != "absent",
+        "login_files": machine.login_files(os.path.expanduser("~")),  # HOME is still that of the login
+        "users": sorted(entry.pw_name for entry in pwd.getpwall()),
+    }
+
+
+def homes(own):
+    """Home folders of the users that the engine's processes (else this agent) run as, as NCCL finds them."""
+    found = []
+    for user in {entry["user"] for entry in own} or {processes.user(os.getpid())}:
+        try:
+            found.append(pwd.getpwnam(user).pw_dir)
+        except KeyError:
+            continue
+    return sorted(found)
 
 
 def _supervisor(description):

@@ -3,17 +3,29 @@
 import csv
 import io
 import os
+import re
 import resource
 import shutil
 import subprocess
+import time
+
+from ops.remote import processes
 
 _GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap")
 
 
+_XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<code>\d+)")
+
+
 def nvidia_smi(*argv, timeout_s=20.0):
     """The tool's standard output, or None when it is not there or fails."""
+    return _nvidia_smi(argv, timeout_s)[0]
+
+
+def _nvidia_smi(argv, timeout_s=20.0):
+    """(standard output or None, why not)."""
     if shutil.which("nvidia-smi") is None:
-        return None
+        return None, "there is no nvidia-smi"
     try:
         done = subprocess.run(
             ["nvidia-smi", *argv],
@@ -24,8 +36,35 @@ def nvidia_smi(*argv, timeout_s=20.0):
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
+        return None, f"nvidia-smi did not answer within {timeout_s:.0f} s"
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
+        return None, " ".join(said)[:300]
+    return done.stdout, ""
+
+
+def gpu_problem():
+    """What nvidia-smi says when it does not work, such as a driver that does not fit its library; else empty."""
+    return _nvidia_smi(("-L",))[1]
+
+
+def xids():
+    """Errors of GPUs that the kernel logged since boot: [{device, code, line}]; None when its log cannot be read.
+
+    Source: NVIDIA, "XID Errors"; lines such as `NVRM: Xid (PCI:0000:41:00): 79, pid=1234, GPU has fallen off the bus.`
+    """
+    try:
+        done = subprocess.run(["dmesg"], capture_output=True, text=True, errors="replace", timeout=20, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    found = []
+    for line in done.stdout.splitlines():
+        match = _XID.search(line)
+        if match:
+            found.append({"device": match["device"], "code": int(match["code"]), "line": line.strip()[:300]})
+    return found
 
 
 def _rows(text):
@@ -33,14 +72,28 @@ def _rows(text):
 
 
 def gpu_holders():
-    """[{pid, gpu_uuid, used_mib, process_name}], or None when nvidia-smi does not answer."""
+    """[{pid, gpu_uuid, used_mib, process_name, user, ppid, state, age_s}], or None when nvidia-smi does not answer.
+
+    user "", state None: there is no such process here (it runs in another container, or is gone)."""
     text = nvidia_smi("--query-compute-apps=pid,gpu_uuid,used_memory,process_name", "--format=csv,noheader,nounits")
     if text is None:
         return None
     return [
-        {"pid": int(row[0]), "gpu_uuid": row[1], "used_mib": _number(row[2]), "process_name": row[3]}
+        {"gpu_uuid": row[1], "used_mib": _number(row[2]), "process_name": row[3], **_who(int(row[0]))}
         for row in _rows(text)
     ]
+
+
+def _who(pid):
+    facts = processes.stat(pid)
+    started = processes.started_at(pid)
+    return {
+        "pid": pid,
+        "user": processes.user(pid),
+        "ppid": facts["ppid"] if facts else None,
+        "state": facts["state"] if facts else None,
+        "age_s": round(time.time() - started) if started else None,
+    }
 
 
 def gpus():
@@ -92,14 +145,55 @@ def limits():
     }
 
 
-def nccl_files(home):
-    """Files that change NCCL with a clean environment: [{path, content}]. Source: NCCL user guide, "Environment
-    variables"."""
+def nccl_files(homes, named=()):
+    """Files that change NCCL with a clean environment: [{path, content}].
+
+    Args: homes: home folders of the engine's users. named: files that NCCL_CONF_FILE names.
+    Source: NCCL src/misc/param.cc, initEnv: NCCL_CONF_FILE or ~/.nccl.conf of the process's user, then /etc/nccl.conf.
+    """
     found = []
-    for path in ("/etc/nccl.conf", os.path.join(home, ".nccl.conf")):
+    for path in dict.fromkeys([*named, *(os.path.join(home, ".nccl.conf") for home in homes), "/etc/nccl.conf"]):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 found.append({"path": path, "content": file.read()})
         except OSError:
             continue
     return found
+
+
+_LOGIN_FILES = (".profile", ".bash_profile", ".bashrc", ".zshrc", ".zshenv", ".cshrc", ".tcshrc", ".login")
+_SETTING = re.compile(r"\s*(export\s+|setenv\s+|set\s+-\w*x\w*\s+)?(NCCL|CUDA|HF|SGLANG)_[A-Z0-9_]+[\s=]")
+
+
+def login_files(home):
+    """Lines of login files that set variables which a service never gets: [{path, line, text}].
+
+    Args: home: of the user who logs in.
+    """
+    folder = "/etc/profile.d"
+    scripts = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    paths = ["/etc/environment", "/etc/profile", *(os.path.join(folder, name) for name in scripts)]
+    paths += [os.path.join(home, name) for name in (*_LOGIN_FILES, ".config/fish/config.fish")]
+    found = []
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()
+        except OSError:
+            continue
+        for number, text in enumerate(lines, 1):
+            if _SETTING.match(text):
+                found.append({"path": path, "line": number, "text": text.strip()[:200]})
+    return found
+
+
+def reboot(emit):
+    """Ask the host's systemd for an orderly reboot; the answer leaves before it happens."""
+    done = subprocess.run(
+        ["systemctl", "--no-ask-password", "--no-block", "reboot"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return {"asked": done.returncode == 0, "problem": done.stderr.strip()}

@@ -20,7 +20,7 @@ def environ(pid):
 
 def environs(pids):
     """{pid: its environment, as `environ` returns it}; another user's processes are read as that user."""
-    found = {}
+    found: "dict[int, dict | None]" = {}
     closed = []
     for pid in pids:
         found[pid] = None
@@ -44,13 +44,20 @@ def _variables(raw):
 
 
 def stat(pid):
-    """{ppid, session, starttime (clock ticks after boot), state}, or None when the process is gone."""
+    """{name, ppid, session, starttime (clock ticks after boot), state}, or None when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(") ")[2].split()
+            head, _, tail = file.read().rpartition(") ")
+            fields = tail.split()
     except OSError:
         return None
-    return {"state": fields[0], "ppid": int(fields[1]), "session": int(fields[3]), "starttime": int(fields[19])}
+    return {
+        "name": head.partition("(")[2],
+        "state": fields[0],
+        "ppid": int(fields[1]),
+        "session": int(fields[3]),
+        "starttime": int(fields[19]),
+    }
 
 
 def alive(pid, starttime=None):
@@ -132,6 +139,16 @@ def describe(pid, variables):
     }
 
 
+def zombies():
+    """Ended processes that nobody reaped: [{pid, ppid, name, parent}]."""
+    found = []
+    for pid in all_pids():
+        facts = stat(pid)
+        if facts is not None and facts["state"] == "Z":
+            found.append({"pid": pid, "ppid": facts["ppid"], "name": facts["name"], "parent": title(facts["ppid"])})
+    return found
+
+
 def listeners(ports):
     """Who listens on `ports`: [{port, address, pid, title, user}]; pid None when it cannot be seen."""
     inodes = {}
@@ -162,7 +179,8 @@ def listening_on(endpoints):
         entry
         for entry in listeners({port for _, port in endpoints})
         if any(
-            port == entry["port"] and (address == entry["address"] or address in wildcards or entry["address"] in wildcards)
+            port == entry["port"]
+            and (address == entry["address"] or address in wildcards or entry["address"] in wildcards)
             for address, port in endpoints
         )
     ]

@@ -6,7 +6,7 @@ import os
 import socket
 import xmlrpc.client
 
-from ops.remote import processes
+from ops.remote import processes, programs
 from ops.remote.agent import VerbError
 
 _STATES = {  # supervisor.states.ProcessStates
@@ -127,6 +127,9 @@ class Supervisor:
 
     def disarm(self):
         """Nothing is left running: the guard follows the marker files."""
+
+    def inspect(self):
+        return programs.inspect(self._rpc(30.0), self.conf, self.instance_dir, self.engine, self.guard)
 
     def boot_id(self):
         pid = self._rpc().getPID()

@@ -2,8 +2,8 @@
 
 A supervisor is described by {kind, instance, instance_dir, conf (path of supervisord.conf)} and offers:
 `install(release)`, `install_guard(changed names)`, `start()`, `stop(timeout_s)`, `state()`, `arm(deadline_s)`,
-`disarm()`, `boot_id()`. `state()` is {state: running|starting|stopped|failed|absent, pid, started_at, enabled,
-detail}.
+`disarm()`, `boot_id()`, `inspect()`. `state()` is {state: running|starting|stopped|failed|absent, pid, started_at,
+enabled, detail}.
 """
 
 import importlib

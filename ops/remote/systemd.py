@@ -2,10 +2,9 @@
 
 import filecmp
 import os
-import shutil
 import subprocess
 
-from ops.remote import processes
+from ops.remote import containers, processes, store
 from ops.remote.agent import VerbError
 
 UNIT_DIR = "/etc/systemd/system"
@@ -17,6 +16,8 @@ _STATES = {
     "inactive": "stopped",
     "failed": "failed",
 }
+_SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "UnitFileState", "Result")
+_INSPECTED = ("LoadState", "UnitFileState", "FragmentPath", "DropInPaths", "NeedDaemonReload", "EnvironmentFiles")
 
 
 def _systemctl(*argv, timeout_s=60.0, check=True):
@@ -26,6 +27,11 @@ def _systemctl(*argv, timeout_s=60.0, check=True):
     if check and done.returncode != 0:
         raise VerbError(f"systemctl {' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
+
+
+def _show(unit, names):
+    shown = _systemctl("show", unit, *(f"--property={name}" for name in names))
+    return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
 
 class Supervisor:
@@ -38,24 +44,34 @@ class Supervisor:
         self.guard = f"sglang-{instance}-guard.service"
         self.deadline = f"sglang-{instance}-deadline"
 
-    def _put(self, source, unit):
-        target = os.path.join(UNIT_DIR, unit)
-        if os.path.exists(target) and filecmp.cmp(source, target, shallow=False):
-            return False
-        temporary = f"{target}.ops-new"
-        shutil.copyfile(source, temporary)
-        os.chmod(temporary, 0o644)
-        os.rename(temporary, target)
-        _systemctl("daemon-reload")
-        return True
-
     def install(self, release):
-        self._put(os.path.join(self.instance_dir, "current", "engine.service"), self.engine)
-        _systemctl("enable", "--quiet", self.engine)
+        return self._install(os.path.join(self.instance_dir, "current", "engine.service"), self.engine)
 
     def install_guard(self, changed):
-        self._put(os.path.join(self.instance_dir, "guard", "guard.service"), self.guard)
-        _systemctl("enable", "--quiet", self.guard)
+        return self._install(os.path.join(self.instance_dir, "guard", "guard.service"), self.guard)
+
+    def _install(self, source, unit):
+        """Put the unit in place and enable it. A reload only where systemd holds another version of it, and never
+        over the heads of GPU containers. Returns {changed, reloaded, blind: [containers that lost their GPUs]}."""
+        target = os.path.join(UNIT_DIR, unit)
+        changed = not (os.path.exists(target) and filecmp.cmp(source, target, shallow=False))
+        endangered = []
+        if changed:
+            if _show(unit, ("LoadState",))["LoadState"] == "loaded":
+                endangered = containers.reload_danger(self.instance_dir)["containers"]
+                if endangered:
+                    raise VerbError(_danger_words(unit, endangered), containers=endangered)
+            with open(source, "rb") as file:
+                store.write_atomic(target, file.read())
+        state = _show(unit, ("NeedDaemonReload", "UnitFileState"))
+        reloaded = state["NeedDaemonReload"] == "yes"
+        if reloaded:
+            others = containers.gpu_containers(self.instance_dir)
+            _systemctl("daemon-reload")
+            endangered = containers.blind(others)
+        if state["UnitFileState"] != "enabled":
+            _systemctl("enable", "--quiet", "--no-reload", unit)  # by itself `enable` reloads as well
+        return {"changed": changed, "reloaded": reloaded, "blind": endangered}
 
     def start(self):
         _systemctl("reset-failed", self.engine, check=False)
@@ -66,9 +82,7 @@ class Supervisor:
             _systemctl("stop", self.engine, timeout_s=timeout_s + 30.0)
 
     def state(self):
-        names = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "UnitFileState", "Result")
-        shown = _systemctl("show", self.engine, *(f"--property={name}" for name in names))
-        facts = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+        facts = _show(self.engine, _SHOWN)
         pid = int(facts.get("MainPID", "0")) or None
         known = facts.get("LoadState") == "loaded"
         return {
@@ -101,3 +115,33 @@ class Supervisor:
     def boot_id(self):
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
+
+    def inspect(self):
+        """What systemd will really do with the two units: [{unit, installed: path, wanted: path, same, enabled,
+        overrides: [paths], stale (systemd holds another version), problem}]."""
+        wanted = {
+            self.engine: os.path.join(self.instance_dir, "current", "engine.service"),
+            self.guard: os.path.join(self.instance_dir, "guard", "guard.service"),
+        }
+        return [self._inspect_one(unit, source) for unit, source in wanted.items()]
+
+    def _inspect_one(self, unit, source):
+        facts = _show(unit, _INSPECTED)
+        installed = facts.get("FragmentPath") or os.path.join(UNIT_DIR, unit)
+        present = os.path.isfile(installed) and os.path.isfile(source)
+        problem = "" if facts["LoadState"] == "loaded" else f"systemd says it is {facts['LoadState']}"
+        return {
+            "unit": unit,
+            "installed": installed,
+            "wanted": source,
+            "same": present and filecmp.cmp(source, installed, shallow=False),
+            "enabled": facts.get("UnitFileState") == "enabled",
+            "overrides": facts.get("DropInPaths", "").split(),
+            "stale": facts.get("NeedDaemonReload") == "yes",
+            "problem": problem,
+        }
+
+
+def _danger_words(unit, endangered):
+    names = ", ".join(f"{c['name']} ({c['image']})" for c in endangered)
+    return f"{unit} changed, and `systemctl daemon-reload` could take the GPUs away from running containers: {names}"
