@@ -10,8 +10,9 @@ OpsError                     message, hint, host
 │   ├── ConnectionLost          SSH broke in the middle
 │   └── RemoteFailed            the agent's verb raised
 ├── StepFailed                  a step could not do its work
-│   ├── EngineDied              the engine ended while it should run; carries the classified cause
-│   └── GateFailed              the gate did not pass; carries the verdicts
+│   └── Judged                  carries the verdicts
+│       ├── EngineDied              the engine ended while it should run
+│       └── GateFailed              the gate did not pass
 ├── GuardActed                  the host's guard undid this run while it was going on
 ├── RolledBack               3  failed; the earlier state is proven
 ├── Unsafe                   4  rollback failed, or left to the guard
@@ -94,16 +95,20 @@ class StepFailed(OpsError):
     """A step of the plan could not do its work."""
 
 
-class EngineDied(StepFailed):
-    """The engine ended while it should run."""
-
-
-class GateFailed(StepFailed):
-    """The gate did not pass; `report` is its `GateReport`."""
+class Judged(StepFailed):
+    """A step ended in a verdict; `report` is its `GateReport`."""
 
     def __init__(self, message: str, *, report: object, hint: str = "", host: str = "") -> None:
         super().__init__(message, hint=hint, host=host)
         self.report = report
+
+
+class EngineDied(Judged):
+    """The engine ended while it should run."""
+
+
+class GateFailed(Judged):
+    """The gate did not pass."""
 
 
 class GuardActed(StepFailed):

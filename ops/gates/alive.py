@@ -68,7 +68,7 @@ def unexpected_exits(facts: Mapping[str, Any]) -> int:
     """Count the exits nobody ordered since the engine was last started on purpose."""
     count = int(facts["engine"].get("restarts") or 0)
     for event in reversed(facts.get("journal") or []):
-        if event.get("event") == "run-started":
+        if event.get("event") == "step-started" and event["step"]["kind"] == "start":
             break
         count += event.get("event") == "engine-exit"
     return count

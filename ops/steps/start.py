@@ -1,10 +1,13 @@
 """Start the engine and follow its log until it answers /health on our own socket, dies, or its time is over."""
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from ops.engine import log
 from ops.errors import EngineDied, GuardActed, StepFailed
+from ops.model.gate import GateReport, Subset
+from ops.model.verdict import Question
 from ops.run import Run, hashes
 
 _LINES_KEPT = 400
@@ -43,6 +46,7 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
         shown = "\n".join(f"    {line}" for line in log.relevant_lines(watcher.lines))
         raise EngineDied(
             f"the engine died in phase '{watcher.phase}' after {load_s:.0f} s: {cause.message}\n{shown}",
+            report=_report(cause, watcher, load_s),
             hint=f"{cause.remedy}; whole log: ops logs --host {run.host.name} --release {release}",
             host=run.host.name,
         )
@@ -54,6 +58,15 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
             host=run.host.name,
         )
     return {"pid": started["pid"], "load_s": round(load_s, 1), "phases": watcher.phases}
+
+
+def _report(cause: log.Cause, watcher: "_Watcher", load_s: float) -> GateReport:
+    """The gate's first questions, answered by the engine's death: a taken port is another server's (`itself`)."""
+    name, question = ("itself", "Is the port ours?") if cause.name == "port-in-use" else ("alive", "Does the engine run?")
+    evidence = {"cause": cause.name, "phase": watcher.phase, "log": log.relevant_lines(watcher.lines)}
+    verdict = Question(name, question).failed(cause.message, cause.remedy, **evidence)
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    return GateReport(subset=Subset.DEPLOY, verdicts=(verdict,), started_at=started_at, seconds=round(load_s, 1))
 
 
 def refuse_drift(run: Run, release: str) -> None:
