@@ -190,8 +190,9 @@ class Lab:
         template = '{{.Label "ops-lab.name"}} {{.Label "ops-lab.kind"}} {{.Label "ops-lab.address"}} ' + (
             '{{.Label "ops-lab.time-scale"}}'
         )
-        for found, found_kind, address, scale in (line.split() for line in _containers(template)):
-            if found == name:
+        for words in (line.split() for line in _containers(template)):
+            if words[:1] == [name] and len(words) == 4:  # other containers of this checkout have no kind
+                _, found_kind, address, scale = words
                 if found_kind != kind:
                     raise ValueError(f"host {name} exists and is {found_kind}, not {kind}")
                 settings = Settings(Simulation(time_scale=float(scale)))
