@@ -162,7 +162,7 @@ class SshHost:
             connection.close()
             raise Unreachable(
                 f"connected, but the agent did not start: {error}",
-                hint=f"look at {self.spec.engine_python} there (ops_engine_python), and at sudo when ansible_become is set",
+                hint=f"look at {self.spec.engine_python} there (ops_engine_python), and at sudo with ansible_become",
                 host=self.name,
             ) from error
         except Exception as error:

@@ -54,7 +54,7 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
         raise StepFailed(
             f"the engine did not serve within {profile.timeouts.load_timeout_s:.0f} s; it stands in phase "
             f"'{watcher.phase}', last line: {(log.relevant_lines(watcher.lines, 1) or ['(none)'])[0]}",
-            hint="raise timeouts.load_timeout_s for a load that makes progress; look at the log of one that stands still",
+            hint="raise timeouts.load_timeout_s for a load that advances; look at the log of one that stands still",
             host=run.host.name,
         )
     return {"pid": started["pid"], "load_s": round(load_s, 1), "phases": watcher.phases}
@@ -62,7 +62,8 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
 
 def _report(cause: log.Cause, watcher: "_Watcher", load_s: float) -> GateReport:
     """The gate's first questions, answered by the engine's death: a taken port is another server's (`itself`)."""
-    name, question = ("itself", "Is the port ours?") if cause.name == "port-in-use" else ("alive", "Does the engine run?")
+    taken = cause.name == "port-in-use"
+    name, question = ("itself", "Is the port ours?") if taken else ("alive", "Does the engine run?")
     evidence = {"cause": cause.name, "phase": watcher.phase, "log": log.relevant_lines(watcher.lines)}
     verdict = Question(name, question).failed(cause.message, cause.remedy, **evidence)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")

@@ -67,7 +67,8 @@ def test_a_rank_with_a_blank_environment_still_counts_by_its_parent() -> None:
 
 
 def test_an_engine_that_restarted_by_itself_is_not_the_one_that_was_started() -> None:
-    journal = [{"event": "engine-exit"}, {"event": "run-started"}, {"event": "engine-exit"}, {"event": "step-done"}]
+    start = {"event": "step-started", "step": {"kind": "start"}}
+    journal = [{"event": "engine-exit"}, start, {"event": "engine-exit"}, {"event": "step-done"}]
     verdict = alive.ruling(facts(journal=journal), [], RELEASE, 2)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.evidence["unexpected_exits"] == 1
