@@ -16,13 +16,13 @@ def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verd
     needed = (
         SPARE_FILES + 2 * profile.engine.max_running_requests if profile.engine.max_running_requests else SPARE_FILES
     )
-    if soft != -1 and soft < needed:
+    if hard != -1 and hard < needed:
         return ask.failed(
-            f"{soft} open files are allowed (hard limit {hard}), the engine needs {needed}",
-            "start the container with --ulimit nofile=1048576:1048576, or set minfds in supervisord.conf",
+            f"{hard} open files are allowed at most, the engine needs {needed}",
+            "start the container with --ulimit nofile=1048576:1048576",
             nofile=[soft, hard],
         )
-    return ask.passed(f"{soft} open files are allowed", nofile=[soft, hard])
+    return ask.passed(f"{hard} open files are allowed (guard.sh raises the soft limit)", nofile=[soft, hard])
 
 
 CHECK = Check("open-files", "May the engine open enough files?", 25, judge)
