@@ -248,6 +248,7 @@ pre-start) pre_start ;;
 run)
     pre_start
     # What the unit's LimitNOFILE does under systemd. A hard limit of "unlimited" is more than some kernels take.
+    # shellcheck disable=SC3045 # dash, bash and busybox know -S and -H; another shell leaves the limit as it is
     ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || :
     if [ -n "$user" ] && [ "$(id -un)" != "$user" ]; then
         exec setpriv --reuid="$user" --regid="$user" --init-groups --reset-env "$dir/current/launch.sh"

@@ -5,7 +5,7 @@ import traceback
 
 import typer
 
-from ops.cli import output, profile, release, render, sandbox, stack
+from ops.cli import nccl, output, profile, release, render, sandbox, stack, verify
 from ops.errors import Exit, Interrupted, OpsError, Refused
 from ops.model.result import SCHEMA
 
@@ -27,8 +27,10 @@ for command in (
     release.history,
     release.releases,
     render.render,
+    verify.verify,
 ):
     app.command()(command)
+app.add_typer(nccl.app, name="nccl")
 app.add_typer(profile.app, name="profile")
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(stack.app, name="stack")

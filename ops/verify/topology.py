@@ -1,0 +1,49 @@
+"""Was the NCCL set tuned for the links that this host's GPUs have?"""
+
+import re
+
+from ops.verify import Check, Question, Seen, Verdict
+
+NVLINK_LOSS = "measured on 2 x H200: 846 -> 745 tok/s"
+"""The story's PCIe set on NVLink; source: envs/nccl/pcie-blackwell-ll.yaml."""
+
+
+def judge(ask: Question, seen: Seen) -> Verdict:
+    nccl = seen.manifest["nccl"]
+    if nccl["topology"] == "any":
+        return ask.passed(f"set {nccl['name']} is for any links")
+    text = (seen.facts["gpus"] or {}).get("topology")
+    links = kinds(text) if text else set()
+    if not links:
+        return ask.inconclusive(
+            "`nvidia-smi topo -m` shows no links between GPUs", "look at nvidia-smi on the host, then ops verify again"
+        )
+    nvlink = any(link.startswith("NV") for link in links)
+    shown = ", ".join(sorted(links))
+    if nccl["topology"] == "pcie" and nvlink:
+        return ask.passed(
+            f"set {nccl['name']} was tuned for PCIe, these GPUs have NVLink ({shown}): likely a loss ({NVLINK_LOSS}); "
+            "measure the set `default` against it",
+            warning=True,
+            links=sorted(links),
+        )
+    if nccl["topology"] == "nvlink" and not nvlink:
+        return ask.passed(
+            f"set {nccl['name']} was tuned for NVLink, these GPUs have none ({shown}): measure before you keep it",
+            warning=True,
+            links=sorted(links),
+        )
+    return ask.passed(f"set {nccl['name']} is for {nccl['topology']}, the links are {shown}", links=sorted(links))
+
+
+def kinds(text: str) -> set[str]:
+    """Return the kinds of links between GPUs, from `nvidia-smi topo -m`: NV18, PIX, PXB, PHB, NODE, SYS.
+
+    Source: nvidia-smi topo -m, legend of driver 550 and 580.
+    """
+    rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+    gpus = [row for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and len(row) > 1 and "GPU" not in row[1]]
+    return {word for row in gpus for word in row[1 : 1 + len(gpus)] if word != "X"}
+
+
+CHECK = Check("topology", "Was the NCCL set tuned for this host's GPU links?", 50, judge)
