@@ -1,8 +1,9 @@
 """From names to things: the project's files, a host's connection, a run on it."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ops.config.inventory import default_host, hosts_of, load_inventory
@@ -20,10 +21,14 @@ from ops.run import Identity, Run, observe
 
 @dataclass(frozen=True)
 class Project:
-    """The folder that holds `envs/`, and what its settings say."""
+    """The folder that holds `envs/`, and what its settings say.
+
+    Attributes: secrets: values that the caller has from elsewhere (Ansible Vault); they win over the environment.
+    """
 
     root: Path
     inventory: Path | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def here(cls) -> "Project":
@@ -55,7 +60,7 @@ class Project:
             load_nccl(self.root, profile.nccl),
             host,
             supervisor=supervisor,
-            secrets=secret_values(profile.secrets, self.root),
+            secrets=secret_values(profile.secrets, self.root, {**os.environ, **self.secrets}),
         )
 
 

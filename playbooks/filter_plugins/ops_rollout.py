@@ -1,0 +1,111 @@
+"""Filters over the project's own models: a profile, its rollout as waves, and what a host would get."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+from ops.config.settings import find_project
+from ops.errors import OpsError
+from ops.fleet import budget, waves
+from ops.flows.hosts import Project
+from ops.model.profile import Profile
+from ops.render import without_secrets
+
+
+def _project(sources: Sequence[str]) -> Project:
+    inventory = Path(str(sources[0])).resolve()
+    try:
+        root = find_project(inventory.parent)
+    except OpsError:
+        root = find_project(Path.cwd())
+    return Project(root, inventory)
+
+
+def _profile(name: str, sources: Sequence[str]) -> Profile:
+    try:
+        return _project(sources).profile(name)
+    except OpsError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+def ops_profile(name: str, sources: Sequence[str]) -> dict[str, Any]:
+    """A resolved profile (`extends` applied, checked) as a map. sources: `ansible_inventory_sources`."""
+    return _profile(name, sources).model_dump(mode="json")
+
+
+def ops_serial(name: str, hosts: int, sources: Sequence[str]) -> list[int]:
+    """The sizes of a roll's waves, for `serial`: from the profile's `rollout`."""
+    return [wave.size for wave in waves.waves(_profile(name, sources).rollout, hosts)] or [1]
+
+
+def ops_wave(name: str, position: int, hosts: int, sources: Sequence[str]) -> dict[str, Any]:
+    """The wave that begins with host `position` of `hosts`: batch, size, opens, closes, canary."""
+    wave = waves.wave_of(waves.waves(_profile(name, sources).rollout, hosts), position)
+    shown = {"batch": wave.batch, "size": wave.size, "opens": wave.opens, "closes": wave.closes}
+    return {**shown, "canary": wave.batch == waves.CANARY}
+
+
+def _seen(names: Sequence[str], hostvars: Mapping[str, Any], seen: str) -> dict[str, Mapping[str, Any]]:
+    return {name: hostvars[name][seen] for name in names if seen in hostvars[name]}
+
+
+def ops_order(names: Sequence[str], hostvars: Mapping[str, Any], seen: str = "ops_seen") -> list[str]:
+    """Hosts in the order of a roll: those that serve nothing first; those that were not or cannot be asked left out.
+
+    seen: the variable in which a task with `ops_status` was registered.
+    """
+    rows = {
+        name: {"state": "unknown"} if read.get("unreachable") else dict(read["status"])
+        for name, read in _seen(names, hostvars, seen).items()
+    }
+    return list(budget.order(rows))
+
+
+def ops_fleet(groups: Mapping[str, Sequence[str]], target: str, hostvars: Mapping[str, Any]) -> list[str]:
+    """Every host whose traffic counts: the whole group that is rolled, also what `--limit` leaves out; for other
+    patterns the hosts that were looked at."""
+    return list(groups[target]) if target in groups else list(_seen(groups["all"], hostvars, "ops_seen"))
+
+
+def ops_switched(
+    names: Sequence[str], hostvars: Mapping[str, Any], wave: Sequence[str], on_failure: str
+) -> list[dict[str, str | None]]:
+    """Hosts to put back after a failure: of the failing wave those that were switched and then found wanting; with
+    on_failure `revert` every one that the roll switched."""
+    found = []
+    for name, done in _seen(names, hostvars, "ops_deployed").items():
+        switched = done.get("outcome") == "deployed" and done.get("changed")
+        if switched and (on_failure == "revert" or name in wave):
+            found.append({"host": name, "release": done.get("previous")})
+    return found
+
+
+def ops_render(name: str, host: str, file: str, sources: Sequence[str]) -> str:
+    """One file of a profile's release as `host` would get it, values of secrets left out. Connects nowhere, so the
+    inventory has to name the host's `ops_supervisor`."""
+    try:
+        project = _project(sources)
+        profile = project.profile(name)
+        blank = Project(project.root, project.inventory, dict.fromkeys(profile.secrets, "secret"))
+        release = blank.release(profile, project.host(host))
+        return without_secrets(release.file(file).content, profile.secrets).decode()
+    except (OpsError, KeyError) as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+class FilterModule:
+    """What Ansible asks for."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Filters by name."""
+        return {
+            "ops_profile": ops_profile,
+            "ops_serial": ops_serial,
+            "ops_wave": ops_wave,
+            "ops_order": ops_order,
+            "ops_fleet": ops_fleet,
+            "ops_switched": ops_switched,
+            "ops_render": ops_render,
+        }
