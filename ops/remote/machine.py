@@ -187,8 +187,12 @@ def login_files(home):
     return found
 
 
-def reboot(emit):
-    """Ask the host's systemd for an orderly reboot; the answer leaves before it happens."""
+def reboot(emit, *, boot_id):
+    """Ask the host's systemd for an orderly reboot, unless it left the boot `boot_id` already (asked twice after a
+    broken connection). Returns {asked, problem}; the answer leaves before the host goes down."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        if file.read().strip() != boot_id:
+            return {"asked": False, "problem": ""}
     done = subprocess.run(
         ["systemctl", "--no-ask-password", "--no-block", "reboot"],
         capture_output=True,
@@ -196,4 +200,4 @@ def reboot(emit):
         timeout=30,
         check=False,
     )
-    return {"asked": done.returncode == 0, "problem": done.stderr.strip()}
+    return {"asked": done.returncode == 0, "problem": done.stderr.strip() if done.returncode else ""}

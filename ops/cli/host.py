@@ -1,0 +1,39 @@
+"""`ops host`: what is done to a host itself."""
+
+from typing import Annotated
+
+import typer
+
+from ops.cli import output
+
+app = typer.Typer(help="What is done to a host itself.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `ops host` a group while it has one command."""
+
+
+@app.command("reboot")
+def reboot(
+    host: Annotated[
+        str | None, typer.Option("--host", help="Host of the inventory. [default: sandbox or OPS_HOST]")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Prove that the same release serves with the same environment, then admit.")
+    ] = False,
+    patience: Annotated[
+        float, typer.Option("--patience", min=10, help="Seconds until SSH must answer again; 8 GPUs take minutes.")
+    ] = 1200,
+    break_lock: Annotated[
+        bool, typer.Option("--break-lock", help="Undo what a dead run left pending now, instead of waiting.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Drain, reboot, wait; with --verify prove the server that came back, and let traffic in again."""
+    from ops.flows.hosts import Project
+    from ops.flows.reboot import reboot as flow
+
+    spec = Project.here().host(host)
+    result = flow(spec, output.Progress(), verify=verify, patience_s=patience, break_lock=break_lock)
+    raise typer.Exit(output.finish("host reboot", [result], as_json))
