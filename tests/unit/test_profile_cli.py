@@ -56,7 +56,7 @@ def test_list_has_a_line_a_profile_and_names_the_broken_one(ops: Ops, project: P
 
     lines = ops("profile", "list").stdout.splitlines()
 
-    assert len(lines) == 7
+    assert len([line for line in lines if not line.startswith("lab-")]) == 7
     assert [line for line in lines if "BROKEN" in line] == [lines[1]]
     assert "broken.yaml:2: engine.port: -1" in lines[1]
     rows = ops.json("profile", "list")["profiles"]
@@ -76,7 +76,9 @@ def test_show_prints_the_resolved_profile_and_on_request_the_origins(ops: Ops) -
 
 
 def test_validate_passes_what_is_shipped_and_tells_every_broken_profile(ops: Ops, project: Path) -> None:
-    assert ops("profile", "validate").stdout.count(": valid") == 6
+    shipped = len(list((project / "envs/profiles").glob("*.yaml")))
+    assert shipped >= 6
+    assert ops("profile", "validate").stdout.count(": valid") == shipped
     for name in ("one", "two"):
         (project / f"envs/profiles/{name}.yaml").write_text("extends: baseline\nengine: {port: -1}\n")
 
