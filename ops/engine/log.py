@@ -8,6 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+READY = "The server is fired up and ready to roll"
+"""Printed once, also when the port could not be bound: a claim, not a proof."""
+
 PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("arguments", re.compile(r"server_args=")),
     ("distributed init", re.compile(r"Init (parallel|torch distributed) begin")),
@@ -16,7 +19,7 @@ PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("CUDA graphs", re.compile(r"Capture .*(cuda|CUDA) graph begin")),
     ("HTTP server", re.compile(r"Uvicorn running on|Started server process")),
     ("warm-up", re.compile(r"Prefill batch")),
-    ("ready", re.compile(r"The server is fired up and ready to roll")),
+    ("ready", re.compile(READY)),
 )
 """Load phases in order, each with the line that begins it."""
 

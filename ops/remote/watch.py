@@ -40,9 +40,10 @@ class _Tail:
         return [part.decode(errors="replace") for part in parts]
 
 
-def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, port, deadline_at, supervisor):
+def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, port, ready, deadline_at, supervisor):
     """Stream the log until the engine answers /health with 200 on our own socket and its supervisor calls it running,
-    until it dies, or until the host's clock says `deadline_at` (epoch seconds).
+    until it dies, or until the host's clock says `deadline_at` (epoch seconds). `ready`: {mark, patience_s (wall)}: an
+    engine that wrote `mark` that long ago serves too, whatever /health says: whether that is good is the gate's question.
 
     Events: {"lines": [...], "offset": n} (resume with that offset). Returns {"outcome":
     serving|died|timed-out|undone, "offset", "health": last status}. `undone`: the guard or another client took this
@@ -52,11 +53,13 @@ def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, 
     answers: "queue.SimpleQueue[int | None]" = queue.SimpleQueue()
     stop = threading.Event()
     threading.Thread(target=_poll_health, args=(answers, stop, pid, address, port), daemon=True).start()
-    health = None
+    health, ready_at = None, None
     try:
         while True:
             lines = tail.lines()
             if lines:
+                if ready_at is None and any(ready["mark"] in line for line in lines):
+                    ready_at = time.monotonic()
                 emit({"lines": lines, "offset": tail.resume_at})
             while not answers.empty():
                 health = answers.get()
@@ -65,6 +68,8 @@ def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, 
                 outcome = "died"
             elif run is not None and not _still_armed(instance_dir, run):
                 outcome = "undone"
+            elif ready_at is not None and time.monotonic() - ready_at > ready["patience_s"]:
+                outcome = "serving"
             elif health == 200 and supervisors.get(supervisor).state()["state"] == "running":
                 outcome = "serving"
             elif time.time() > deadline_at:

@@ -11,6 +11,8 @@ from ops.model.verdict import Question
 from ops.run import Run, hashes
 
 _LINES_KEPT = 400
+_PATIENCE_S = 60.0
+"""Engine seconds between its word that it is ready and /health 200: one health timeout (20 s) and two tries more."""
 
 
 def do(run: Run, *, release: str) -> dict[str, Any]:
@@ -29,6 +31,7 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
         log_offset=started["log_offset"],
         address=run.address(release),
         port=profile.engine.port,
+        ready={"mark": log.READY, "patience_s": run.host.clock.to_wall_s(_PATIENCE_S)},
         deadline_at=started["asked_at"] + run.host.clock.to_wall_s(profile.timeouts.load_timeout_s),
         wait_s=run.host.clock.to_wall_s(profile.timeouts.load_timeout_s) + 60.0,
         supervisor=run.supervisor,
@@ -57,7 +60,7 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
             hint="raise timeouts.load_timeout_s for a load that advances; look at the log of one that stands still",
             host=run.host.name,
         )
-    return {"pid": started["pid"], "load_s": round(load_s, 1), "phases": watcher.phases}
+    return {"pid": started["pid"], "load_s": round(load_s, 1), "health": found["health"], "phases": watcher.phases}
 
 
 def _report(cause: log.Cause, watcher: "_Watcher", load_s: float) -> GateReport:
