@@ -14,6 +14,7 @@ Three small import hooks; nothing is done until the named module is imported.
    the only change to SGLang's own behaviour.
 """
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -77,10 +78,9 @@ def _declare_torchvision_ops():
 
     boxes = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     for name in ("nms", "qnms"):
-        try:
+        # Where a torchvision that fits declared them, torch says so, in words that differ by version.
+        with contextlib.suppress(RuntimeError):
             torch.library.define("torchvision::" + name, boxes)
-        except Exception:
-            pass  # already there
 
 
 def _pretend_amx(module):
@@ -92,7 +92,7 @@ def _pretend_amx(module):
         def __getattr__(self, name):
             return getattr(real(), name)
 
-    module.get_platform = lambda: Platform()
+    module.get_platform = Platform
 
 
 class _Around(importlib.abc.MetaPathFinder):
