@@ -91,7 +91,8 @@ def uv_version() -> str:
 def _best(package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> Candidate | None:
     best: tuple[int, str] | None = None
     chosen: Candidate | None = None
-    for wheel in package.get("wheels", []):
+    own = package.get("archive")
+    for wheel in [own] if own else package.get("wheels", []):
         file = wheel.get("name") or unquote(Path(urlparse(wheel.get("url") or wheel.get("path")).path).name)
         _, _, build, tags = parse_wheel_filename(file)
         order = min((ranks[tag] for tag in tags if tag in ranks), default=None)
@@ -110,6 +111,10 @@ def _best(package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> Candidate | N
     return chosen
 
 
+def _named(file: str) -> str:
+    return str(parse_wheel_filename(Path(file).name)[0])
+
+
 def _uv(stack: Stack, folder: Path, place: Path) -> dict[str, Any]:
     (place / "wanted.in").write_text("".join(f"{line}\n" for line in stack.requirements))
     constraints = "".join(f"{name}=={version}\n" for name, version in sorted(stack.constraints.items()))
@@ -120,14 +125,11 @@ def _uv(stack: Stack, folder: Path, place: Path) -> dict[str, Any]:
     words += ["--python-platform", stack.platform]
     if stack.exclude_newer:
         words += ["--exclude-newer", stack.exclude_newer]
-        for wheel in stack.wheels:
-            # The moment is about indexes; a wheel beside the stack is pinned by its own digest.
-            words += [
-                "--exclude-newer-package",
-                f"{parse_wheel_filename(Path(wheel.file).name)[0]}=2999-01-01T00:00:00Z",
-            ]
-    for parent in dict.fromkeys(str((folder / wheel.file).resolve().parent) for wheel in stack.wheels):
-        words += ["--find-links", parent]
+    if stack.wheels:
+        # By reference, so that an index that has the same version cannot take the place of the stack's own build.
+        own = [f"{_named(wheel.file)} @ {(folder / wheel.file).resolve().as_uri()}\n" for wheel in stack.wheels]
+        (place / "own.in").write_text("".join(own))
+        words += ["--overrides", place / "own.in"]
     _run(words, stack.name, place)
     return tomllib.loads((place / "pylock.toml").read_text(encoding="utf-8"))
 

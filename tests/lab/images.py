@@ -40,6 +40,7 @@ RECIPES = {
         Recipe("supervisord", "base"),
         Recipe("docker", "systemd"),
         Recipe("vm", "systemd"),
+        Recipe("registry", "base"),
     )
 }
 
