@@ -19,6 +19,9 @@ def reboot(
     host: Annotated[
         str | None, typer.Option("--host", help="Host of the inventory. [default: sandbox or OPS_HOST]")
     ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Group of the inventory: one host at a time, each proven.")
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Prove that the same release serves with the same environment, then admit.")
     ] = False,
@@ -34,6 +37,12 @@ def reboot(
     from ops.flows.hosts import Project
     from ops.flows.reboot import reboot as flow
 
+    if group is not None:
+        from ops.cli import fleet
+
+        fleet.only(host, group)
+        wanted = {"patience_s": patience, "break_lock": break_lock}
+        raise typer.Exit(fleet.run("host reboot", Project.here(), "reboot.yml", group, wanted, as_json))
     spec = Project.here().host(host)
     result = flow(spec, output.Progress(), verify=verify, patience_s=patience, break_lock=break_lock)
     raise typer.Exit(output.finish("host reboot", [result], as_json))

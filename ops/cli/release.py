@@ -13,6 +13,9 @@ from ops.errors import ConfigError
 Host = Annotated[
     str | None, typer.Option("--host", help="Host or pattern of the inventory. [default: sandbox or OPS_HOST]")
 ]
+Group = Annotated[
+    str | None, typer.Option("--group", help="Group of the inventory: all its hosts, by the rollout's rules.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 BreakLock = Annotated[
     bool, typer.Option("--break-lock", help="Undo what a dead run left pending now, instead of waiting for the guard.")
@@ -22,6 +25,7 @@ BreakLock = Annotated[
 def deploy(
     profile: Annotated[str, typer.Option("--profile", help="Name of a profile in envs/profiles.")],
     host: Host = None,
+    group: Group = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the host, show the plan, touch nothing.")] = False,
     message: Annotated[str, typer.Option("--message", "-m", help="Why; shown by the lock and the journal.")] = "",
     assume_baseline: Annotated[
@@ -37,6 +41,13 @@ def deploy(
 
     project = Project.here()
     resolved = project.profile(profile)
+    if group is not None:
+        from ops.cli import fleet
+
+        fleet.only(host, group)
+        baseline = str(assume_baseline.resolve()) if assume_baseline else None
+        wanted = {"profile": profile, "message": message or None, "break_lock": break_lock, "assume_baseline": baseline}
+        raise typer.Exit(fleet.run("deploy", project, "deploy.yml", group, wanted, as_json, check=dry_run))
     options = DeployOptions(dry_run=dry_run, break_lock=break_lock, message=message, assume_baseline=assume_baseline)
     result = flow(project, resolved, project.host(host), options, output.Progress())
     if dry_run and not as_json and "plan" in result.details:
@@ -50,6 +61,8 @@ def rollback(
         str | None, typer.Option("--to", help="A release id, or `baseline`. [default: the last good other one]")
     ] = None,
     host: Host = None,
+    group: Group = None,
+    max_unavailable: Annotated[int, typer.Option(min=1, help="With --group: hosts out of traffic at one moment.")] = 1,
     break_lock: BreakLock = False,
     as_json: Json = False,
 ) -> None:
@@ -57,6 +70,12 @@ def rollback(
     from ops.flows.hosts import Project
     from ops.flows.rollback import rollback as flow
 
+    if group is not None:
+        from ops.cli import fleet
+
+        fleet.only(host, group)
+        wanted = {"to": to, "max_unavailable": max_unavailable, "break_lock": break_lock}
+        raise typer.Exit(fleet.run("rollback", Project.here(), "rollback.yml", group, wanted, as_json))
     result = flow(Project.here().host(host), to, output.Progress(), break_lock=break_lock)
     raise typer.Exit(output.finish("rollback", [result], as_json))
 
@@ -108,14 +127,18 @@ def restart(host: Host = None, break_lock: BreakLock = False, as_json: Json = Fa
 
 def status(
     host: Host = None,
+    group: Annotated[str | None, typer.Option("--group", help="Group of the inventory, all its hosts at once.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit 6 when a host is not good.")] = False,
     as_json: Json = False,
 ) -> None:
     """Read the truth from the host: state, profile, release, uptime, acceptance, speed, environment."""
+    from ops.fleet.parallel import each
     from ops.flows.hosts import Project
     from ops.flows.status import status as flow
 
-    results = [flow(spec) for spec in Project.here().hosts(host)]
+    if host and group:
+        raise ConfigError("--host and --group exclude each other")
+    results = each(Project.here().hosts(group or host), flow)
     if not as_json:
         for result in results:
             print(_status_line(result.model_dump()))

@@ -156,9 +156,7 @@ class Action(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         """The options as the plugin's documentation declares them: one truth for ansible-doc and for checking."""
         file = Path(inspect.getfile(type(self))).resolve().parents[1] / "library" / f"{self._name}.py"
         documented = yaml.safe_load(documentation(file))["options"]
-        return {
-            name: {key: option[key] for key in _SPEC_KEYS if key in option} for name, option in documented.items()
-        }
+        return {name: {key: option[key] for key in _SPEC_KEYS if key in option} for name, option in documented.items()}
 
 
 def documentation(file: Path) -> str:

@@ -23,7 +23,9 @@ def secret_names(profile: Profile, facts: Facts) -> list[str]:
     return sorted({*profile.secrets, *manifest.get("secrets", ()), *SECRET_FLAGS})
 
 
-def differences(release: Release, secrets: Sequence[str], files: HostFiles, facts: Facts, instance_dir: str) -> list[Diff]:
+def differences(
+    release: Release, secrets: Sequence[str], files: HostFiles, facts: Facts, instance_dir: str
+) -> list[Diff]:
     """Compare the release with what is current on the host.
 
     Args: secrets: names whose values are masked. files: those of the host's current release, read with the same names.

@@ -14,9 +14,11 @@ from ops.fleet.diff import Diff, differences, secret_names
 from ops.flows.control import control
 from ops.flows.deploy import DeployOptions, deploy
 from ops.flows.hosts import Project, connected
+from ops.flows.reboot import reboot
 from ops.flows.report import failed
 from ops.flows.rollback import rollback
 from ops.flows.status import status
+from ops.flows.verify import verify
 from ops.model.inventory import HostSpec
 from ops.model.ports import Reporter
 from ops.model.profile import Profile
@@ -105,8 +107,24 @@ def absent(spec: HostSpec, wish: Wish, reporter: Reporter) -> Told:
         return Told(now.model_copy(update=update))
     diffs = [_text(f"{spec.instance_dir} (engine)", f"{now.release} {state}\n", f"{now.release} stopped\n")]
     if wish.check:
-        return Told(now.model_copy(update={"outcome": "planned", "changed": True, "message": "would stop"}), diffs=diffs)
+        return Told(
+            now.model_copy(update={"outcome": "planned", "changed": True, "message": "would stop"}), diffs=diffs
+        )
     return Told(control(spec, "stop", reporter, break_lock=wish.options.break_lock), diffs=diffs)
+
+
+def rebooted(spec: HostSpec, patience_s: float, wish: Wish, reporter: Reporter) -> Told:
+    """The host was rebooted and serves what it served, proven. patience_s: wall seconds until SSH answers again."""
+    seen = _free(spec, wish, OTHER_RUN_S, reporter)
+    if seen is not None:
+        return seen
+    return Told(reboot(spec, reporter, verify=True, patience_s=patience_s, break_lock=wish.options.break_lock))
+
+
+def verified(spec: HostSpec) -> Told:
+    """What is there against what was deployed."""
+    found = verify(spec)
+    return Told(found, unreachable=found.outcome == "refused")
 
 
 def look(spec: HostSpec) -> Told:

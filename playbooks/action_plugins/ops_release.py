@@ -1,6 +1,7 @@
 """See `ansible-doc ops_release`."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ops.errors import ConfigError
@@ -32,7 +33,11 @@ class ActionModule(Action):
             check=bool(self._task.check_mode),
             diff=bool(self._task.diff),
             wait_s=arguments["lock_wait_s"],
-            options=DeployOptions(message=arguments["message"], break_lock=arguments["break_lock"]),
+            options=DeployOptions(
+                message=arguments["message"],
+                break_lock=arguments["break_lock"],
+                assume_baseline=Path(arguments["assume_baseline"]) if arguments["assume_baseline"] else None,
+            ),
         )
         if arguments["state"] == "absent":
             return host_task.absent(spec, wish, reporter)

@@ -33,6 +33,9 @@ options:
     description: Why; shown by the lock and kept in the journal.
     type: str
     default: ""
+  assume_baseline:
+    description: A C(baseline.json) to judge speed against, instead of the host's own measurement.
+    type: path
   break_lock:
     description: Undo what a dead run left pending now, instead of waiting for the host's guard.
     type: bool

@@ -1,0 +1,42 @@
+"""What the commands with `--group` share: run the playbook, show it, print the one document."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ops.cli import output
+from ops.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ops.flows.hosts import Project
+
+
+def only(host: str | None, group: str) -> None:
+    """Raises: ConfigError when both a host and a group are named."""
+    if host is not None:
+        raise ConfigError(f"--host {host} and --group {group} exclude each other")
+
+
+def run(
+    command: str,
+    project: "Project",
+    playbook: str,
+    group: str,
+    variables: Mapping[str, Any],
+    as_json: bool,
+    *,
+    check: bool = False,
+) -> int:
+    """Run `playbook` for a group and return the exit code."""
+    from ops.cli.fleet_progress import FleetProgress, final_table
+    from ops.fleet.roll import roll
+
+    with FleetProgress([host.name for host in project.hosts(group)]) as progress:
+        rows = roll(project, playbook, group, variables, progress, check=check)
+    final_table(rows)
+    if as_json:
+        return output.finish(command, rows, True)
+    for row in rows:
+        if row.details.get("diff"):
+            print(row.details["diff"])
+        output.print_result(row)
+    return int(output.document(command, rows)["exit_code"])
