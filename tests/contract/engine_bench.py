@@ -100,6 +100,7 @@ class Engine:
     def wait_healthy(self, timeout_s: float = 20.0) -> None:
         wait_for(lambda: self.process.poll() is not None or self._up(), timeout_s, "the engine to serve")
         assert self.process.poll() is None, self.text()
+        wait_for(lambda: "fired up and ready" in self.text(), timeout_s, "the end of the warm-up")
 
     def _up(self) -> bool:
         try:

@@ -186,8 +186,16 @@ def test_lists_that_nccl_knows_start(bench: Bench, value: str) -> None:
 
 def test_too_small_a_memory_fraction_says_which_way_to_go(bench: Bench) -> None:
     status, text = refused(bench, "--mem-fraction-static", "0.3")
-    assert status == 1
-    assert "Not enough memory. Please try to increase --mem-fraction-static. Current value" in text
+    assert status == -9
+    assert "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value" in text
+    assert "Load weight end" in text
+
+
+def test_too_large_a_memory_fraction_dies_in_graph_capture(bench: Bench) -> None:
+    status, text = refused(bench, "--mem-fraction-static", "0.995")
+    assert status == -9
+    assert "Capture cuda graph failed: CUDA out of memory" in text
+    assert "1. set --mem-fraction-static to a smaller value" in text
 
 
 def test_the_config_file_gives_keys_and_the_command_line_wins(bench: Bench, tmp_path: Path) -> None:

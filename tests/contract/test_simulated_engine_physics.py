@@ -4,7 +4,9 @@ If this fails, the story's numbers no longer hold in the sandbox: the speed gate
 and a lost NCCL environment no longer makes a server slower.
 """
 
+import http.client
 import itertools
+import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,16 +35,29 @@ def flags(bench: Bench, steps: int) -> list[str]:
 
 
 def measured_rate(engine: Engine, scale: float, prompt: str, users: int = 1) -> float:
-    """Return tok/s of all users together in virtual time, from the wall clock and the counted tokens."""
+    """Return tok/s of all users together in virtual time, from the wall clock and the counted tokens.
 
-    def one(user: int) -> int:
-        tokens: int = engine.generate(f"{prompt} ({user})", 500)["meta_info"]["completion_tokens"]
-        return tokens
+    Plain connections that are open beforehand: a client that is busy with itself would count as a slow server.
+    """
+    address = engine.url.removeprefix("http://")
+    connections = [http.client.HTTPConnection(address, timeout=60) for _ in range(users)]
+    for connection in connections:
+        connection.connect()
+
+    def one(user: int) -> bytes:
+        sampling = {"temperature": 0, "max_new_tokens": 500}
+        body = json.dumps({"text": f"{prompt} ({user})", "sampling_params": sampling})
+        connections[user].request("POST", "/generate", body, {"Content-Type": "application/json"})
+        return connections[user].getresponse().read()
 
     with ThreadPoolExecutor(users) as pool:
         began = time.monotonic()
-        tokens = sum(pool.map(one, range(users)))
-        return tokens / (time.monotonic() - began) / scale
+        answers = list(pool.map(one, range(users)))
+        took_s = time.monotonic() - began
+    for connection in connections:
+        connection.close()
+    tokens = sum(int(json.loads(answer)["meta_info"]["completion_tokens"]) for answer in answers)
+    return tokens / took_s / scale
 
 
 def tries(engine: Engine, attempt: int) -> float:
@@ -182,6 +197,14 @@ def test_wrong_layer_ids_halve_what_drafting_adds(tmp_path: Path, ids: list[int]
         metas = [engine.generate(f"Chapter {i}.", 500)["meta_info"] for i in range(4)]
     mean = sum(m["completion_tokens"] for m in metas) / sum(m["spec_verify_ct"] for m in metas)
     assert mean == pytest.approx(1.755 if right else 1.3775, abs=0.06)
+
+
+def test_made_up_acceptance_shows_what_the_variable_says(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+    with start(bench, *flags(bench, 3), environment={**TUNED, "SGLANG_SIMULATE_ACC_LEN": "2.5"}) as engine:
+        engine.wait_healthy()
+        meta = engine.generate("Believe nothing.", 600)["meta_info"]
+    assert meta["spec_accept_length"] == pytest.approx(2.5, abs=0.12)
 
 
 def test_temperature_lowers_acceptance_and_changes_the_text(tmp_path: Path) -> None:

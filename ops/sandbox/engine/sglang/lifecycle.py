@@ -45,7 +45,11 @@ class Lifecycle:
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
         logs.line("Using fallback token IDs for yes/no (9693/2152)")
-        for number, handler in ((signal.SIGTERM, self._on_sigterm), (signal.SIGQUIT, self._on_sigquit)):
+        for number, handler in (
+            (signal.SIGTERM, self._on_sigterm),
+            (signal.SIGQUIT, self._on_sigquit),
+            (signal.SIGINT, self._leave),
+        ):
             self._loop.add_signal_handler(number, handler)
         self._tasks = [
             asyncio.create_task(coroutine) for coroutine in (self._watchdog(), self._follow(), self._drain_when_told())
@@ -259,5 +263,10 @@ class Lifecycle:
         self._watching = False
         server.ranks.stop_schedulers(max(1.0, self._virtual(15.0)))
         server.ranks.kill_tree(include_parent=False)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Let uvicorn shut down; the children are killed after it."""
+        self._watching = False
         assert self._uvicorn is not None
         self._uvicorn.should_exit = True

@@ -27,6 +27,13 @@ PREFILL_GRAPHS_OFF = (
     "Disable prefill CUDA graph because cuda_graph_config resolved prefill.backend='disabled' (e.g. via "
     "--cuda-graph-backend-prefill=disabled or auto-disable rules)."
 )
+SIGQUIT_WALL_S = 10.0
+# Source: SGLang 0.5.23 srt/model_executor/runner_backend_utils/__init__.py.
+CAPTURE_ADVICE = (
+    "Possible solutions:\n1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)\n"
+    "2. set --cuda-graph-max-bs-decode to a smaller value (e.g., 16)\n"
+    "3. disable decode CUDA graph by --cuda-graph-backend-decode=disabled. (Not recommended. Huge performance loss)"
+)
 NCCL_WORDS = {
     "NCCL_PROTO": ("ll", "ll128", "simple"),
     "NCCL_ALGO": ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat"),
@@ -106,8 +113,8 @@ class Load:
         """End as the real engine does when a scheduler fails in the load: traceback, SIGQUIT, SIGKILL of the tree."""
         logs.line(scheduler_traceback(message), self._zero)
         self._ranks.fail()
-        while True:
-            time.sleep(1.0)
+        time.sleep(SIGQUIT_WALL_S)
+        raise RuntimeError(f"rank 0 did not send SIGQUIT within {SIGQUIT_WALL_S} s after: {message}")
 
     def _init(self) -> Sequence[Mapping[str, str]]:
         environments = self._ranks.environments()
@@ -185,6 +192,11 @@ class Load:
     def _kv_cache(self) -> None:
         self._spend("kv_cache")
         memory = self._plan.memory
+        if memory.pool <= 0:
+            self.die(
+                "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. "
+                f"Current value: mem_fraction_static={self._plan.arguments['mem_fraction_static']}"
+            )
         models = 2 if self._plan.draft is not None else 1
         for model in range(models):
             size = memory.pool * (0.97 if model == 0 else 0.03) if models == 2 else memory.pool
@@ -226,6 +238,8 @@ class Load:
             f"avail mem={self._free:.2f} GB"
         )
         self._spend("graphs", share)
+        if self._free < used:
+            self.die(f"Exception: Capture cuda graph failed: {OUT_OF_MEMORY.partition(' ')[2]}\n{CAPTURE_ADVICE}")
         self._free -= used
         logs.raw(
             f"Capturing batches (bs=1 avail_mem={self._free:.2f} GB): 100%|##########| {len(sizes)}/{len(sizes)} "

@@ -1,7 +1,7 @@
 """From the raw command line to what the server will run: defaults, speculation rules, memory.
 
 Rules and messages: SGLang 0.5.23 srt/arg_groups/speculative_hook.py (``_handle_eagle_family``, ``_handle_ngram``),
-srt/configs/model_config.py:1290-1316, srt/model_executor/pool_configurator.py:96. Like the real one, a rule that is
+srt/configs/model_config.py:1290-1316. Like the real one, a rule that is
 broken here ends the launcher with a traceback and exit 1 before anything is loaded.
 """
 
@@ -30,7 +30,7 @@ STORY_WEIGHTS_GIB = 496.0
 
 @dataclass(frozen=True)
 class Memory:
-    """GiB on one GPU, and how many tokens the KV pool holds."""
+    """GiB on one GPU, and how many tokens the KV pool holds; a pool of 0 or less ends the load."""
 
     total: float
     weights: float
@@ -247,13 +247,8 @@ def _plan_memory(arguments: Mapping[str, Any], target: Target, draft: Draft | No
     draft_gib = 0.0 if draft is None else min(2.2 / ranks + 0.3, weights * 0.1)
     fraction = float(arguments["mem_fraction_static"])
     pool = fraction * total - weights - draft_gib - 0.9
-    if pool <= 0:
-        raise RuntimeError(
-            "Not enough memory. Please try to increase --mem-fraction-static. "
-            f"Current value: mem_fraction_static={fraction}"
-        )
     width = 576 if target.deepseek_family else max(64, target.hidden // ranks) * 2
-    tokens = int(pool * 2**30 / (target.layers * width * 2))
+    tokens = max(0, int(pool * 2**30 / (target.layers * width * 2)))
     if arguments["max_total_tokens"]:
         tokens = min(tokens, int(arguments["max_total_tokens"]))
     return Memory(total, weights, draft_gib, pool, min(1.6, total * 0.02), tokens)

@@ -7,6 +7,7 @@ busy the machine is.
 
 import asyncio
 import math
+import os
 import random
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +53,8 @@ class Scheduler:
         self.received = 0
         self._environments = environments
         self._wiring_scale = wiring_scale
+        # The real engine's own switch for made-up acceptance.  Source: SGLang 0.5.23 srt/environ.py.
+        self._faked = max(0.0, float(os.environ.get("SGLANG_SIMULATE_ACC_LEN", "-1")))
         self._run = start_number * RUNS_PER_START
         self._now = clock.now()
         self._idle_since: float | None = self._now
@@ -67,7 +70,7 @@ class Scheduler:
         healthy = physics.accept_length(self.steps, 1.0, self.plan.topk)
         if healthy <= 1.0:
             return scale
-        length = 1.0 + (healthy - 1.0) * scale
+        length = self._faked or 1.0 + (healthy - 1.0) * scale
         length = self.knobs.number("accept_length", length) * self.knobs.number("accept_factor", 1.0)
         return max(0.0, length - 1.0) / (healthy - 1.0)
 
@@ -104,8 +107,14 @@ class Scheduler:
     # Requests come and go
 
     def submit(self, request: Request, arrived_at: float) -> None:
-        """Take a request; a measured one (100 tokens and more) opens a new run unless another is running."""
-        self._catch_up(self.clock.now())
+        """Take a request; a measured one (100 tokens and more) opens a new run unless another is running.
+
+        The batch is taken to the moment of the arrival, not to the moment in which this process came to read it, so
+        that durations are the same on a busy machine.
+        """
+        if self.active == 0:
+            self._now = min(arrived_at, self.clock.now())
+        self._catch_up(max(self._now, arrived_at))
         if measured(request) and not any(measured(other) for other in self.batch.everyone()):
             self._run += 1
         request.noise = self._noise()

@@ -1,8 +1,9 @@
-"""The parser that deployment tools call before a start. Source: SGLang 0.5.23 srt/server_args.py, prepare_server_args."""
+"""The parser that deployment tools call before a start.  Source: SGLang 0.5.23 srt/server_args.py."""
 
 from typing import Any
 
-from sglang.arguments import parse
+# The package is found as `sglang` in an environment: it cannot name itself by its place in this project.
+from ..arguments import parse  # noqa: TID252
 
 
 def prepare_server_args(argv: list[str]) -> dict[str, Any]:
