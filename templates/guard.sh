@@ -6,6 +6,7 @@
 #   guard.sh boot DIR        systemd, before the engine: settle what a reboot interrupted
 #   guard.sh expire DIR      systemd timer: the deadline
 #   guard.sh run DIR [USER]        supervisord engine program: pre-start, then become the engine (as USER)
+#   guard.sh wanted DIR            systemd ExecCondition: fails when it was stopped on purpose
 #   guard.sh pre-start DIR [USER]  systemd ExecStartPre: count unexpected exits, make the log (for USER)
 #
 # Exactly one of this script and the client wins the rename of guard/armed, so a release is either confirmed or undone.
@@ -245,6 +246,7 @@ watch)
 boot) boot ;;
 expire) expire ;;
 pre-start) pre_start ;;
+wanted) [ "$(cat "$guard/wanted" 2>/dev/null)" != stopped ] ;;
 run)
     pre_start
     # What the unit's LimitNOFILE does under systemd. A hard limit of "unlimited" is more than some kernels take.
