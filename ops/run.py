@@ -19,6 +19,16 @@ from ops.model.state import Facts
 GateRunner = Callable[["Run", str, Subset], GateReport]
 Remember = Callable[["Run", GateReport], None]
 
+FENCED = frozenset(
+    {
+        *("guard.arm", "guard.disarm", "guard.finish", "guard.install", "guard.rearm"),
+        *("lifecycle.activate", "lifecycle.drain", "lifecycle.start", "lifecycle.stop"),
+        *("store.prune", "store.set_link", "store.stage"),
+    }
+)
+"""Verbs that change what the host runs. A client that was away (frozen, cut off) repeats its last call when it is back;
+by then the guard may have gone back, and the call must not undo that."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -100,6 +110,8 @@ class Run:
 
     def call(self, verb: str, **kwargs: Any) -> Any:
         """Run a verb on this instance; a verb that finds this run undone raises GuardActed."""
+        if verb in FENCED:
+            kwargs["fence"] = self.identity.run
         patience_s = max(0.0, self.deadline - time.monotonic()) if self.armed else 0.0
         try:
             return self.host.call(

@@ -8,7 +8,7 @@ from ops.errors import ConfigError, OpsError
 from ops.execute import transaction
 from ops.flows import gating, preflight
 from ops.flows.hosts import Project, run_on
-from ops.flows.ownership import owned, renew
+from ops.flows.ownership import owned, refuse_if_held, renew
 from ops.flows.report import failed, gate_summary
 from ops.model.inventory import HostSpec
 from ops.model.plan import Purpose
@@ -62,6 +62,8 @@ def deploy(
 
 def _deploy(run: Run, candidate: _Candidate, options: DeployOptions) -> HostResult:
     profile, release, fallback = candidate.profile, candidate.release, candidate.fallback
+    if not options.dry_run:
+        refuse_if_held(run, options.break_lock)
     run.releases = {r.id: r for r in (release, fallback) if r is not None}
     facts = run.observe(ports=[profile.engine.port], models=gating.models(run, profile), gpus=True)
     result = HostResult(

@@ -67,8 +67,13 @@ def server(run: Run, release: str) -> LiveServer:
     def call(verb: str, args: Mapping[str, Any], timeout_s: float, on_event: Any = None) -> Any:
         return run.host.call(verb, wait_s=timeout_s, on_event=on_event, on_reconnect=run.say, **args)
 
+    # GPUs, driver and memory are asked once a gate: nvidia-smi is slow, and no check looks at them again.
+    gpus = run.observe(gpus=True)["gpus"]
+
     def look() -> Mapping[str, Any]:
-        return run.observe(ports=[profile.engine.port], models=models(run, profile), gpus=True)
+        facts = run.observe(ports=[profile.engine.port], models=models(run, profile))
+        run.facts = {**facts, "gpus": gpus}
+        return run.facts
 
     look()
     return LiveServer(

@@ -10,7 +10,7 @@ from typing import Any
 from ops.errors import ConnectionLost, GuardActed, Interrupted, LockHeld, OpsError, Unsafe
 from ops.execute import end, left_to_guard, recover
 from ops.interrupts import interrupts
-from ops.model.state import Owner, armed, confirmed, open_runs, owner, story
+from ops.model.state import Facts, Owner, armed, confirmed, open_runs, owner, story
 from ops.planner import Recovery
 from ops.run import Identity, Run, alive_here
 
@@ -52,7 +52,10 @@ def _acquire(run: Run, message: str, break_lock: bool) -> str | None:
     found = run.call("lock.acquire", owner=document)
     if found["acquired"]:
         return None
-    dead_run = _dead_run(run, found["holder"], break_lock)
+    facts = run.observe()
+    if facts["lock"] is None or facts["lock"]["run"] != found["holder"]["run"]:  # it changed hands while we looked
+        raise LockHeld(_held(facts["lock"] or found["holder"]), hint="try again", host=run.host.name)
+    dead_run = _dead_run(run, facts, break_lock)
     found = run.call("lock.take_over", dead_run=dead_run, owner=document)
     if not found["acquired"]:
         raise LockHeld(_held(found["holder"]), host=run.host.name)
@@ -97,11 +100,15 @@ def _heartbeat(run: Run) -> Iterator[None]:
         stop.set()
 
 
-def _dead_run(run: Run, holder: Mapping[str, Any], break_lock: bool) -> str:
-    facts = run.observe()
+def refuse_if_held(run: Run, break_lock: bool) -> None:
+    """Say at once that the host has an owner, before anything slow is looked at. Raises: LockHeld."""
+    if run.facts["lock"] is not None:
+        _dead_run(run, run.facts, break_lock)
+
+
+def _dead_run(run: Run, facts: Facts, break_lock: bool) -> str:
+    """The run whose lock may be taken over. Raises: LockHeld when it may not."""
     lock = facts["lock"]
-    if lock is None or lock["run"] != holder["run"]:  # it changed hands while we looked
-        raise LockHeld(_held(lock or holder), hint="try again", host=run.host.name)
     if owner(facts, this_host=socket.gethostname(), alive=alive_here) is Owner.ALIVE:
         raise LockHeld(
             _held(lock),

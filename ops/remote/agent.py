@@ -21,6 +21,7 @@ MODULES = (
     "lifecycle",
     "lock",
     "machine",
+    "stack",
     "store",
     "watch",
 )
@@ -34,6 +35,13 @@ def _real_paths(arguments):
     if "supervisor" in real:
         real["supervisor"] = _real_paths(real["supervisor"])
     return real
+
+
+def _fenced(arguments):
+    """A verb that changes something is for the run that owns the host, and for nobody after it was undone."""
+    run = arguments.pop("fence", None)
+    if run is not None:
+        importlib.import_module("ops.remote.lock").require(arguments["instance_dir"], run)
 
 
 class VerbError(Exception):
@@ -64,6 +72,7 @@ def main():
             if module not in MODULES or function.startswith("_"):
                 raise VerbError(f"no such verb: {request['verb']}")
             arguments = _real_paths(request["args"])
+            _fenced(arguments)
             verb = getattr(importlib.import_module(f"ops.remote.{module}"), function)
             result = verb(lambda event: send({"id": number, "event": event}), **arguments)
             send({"id": number, "result": result})

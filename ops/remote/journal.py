@@ -10,7 +10,6 @@ import os
 import time
 
 from ops.remote import lock, reserve
-from ops.remote.agent import VerbError
 
 _TAIL_BYTES = 256 * 1024
 
@@ -23,9 +22,7 @@ def append(emit, *, instance_dir, event, fenced=True):
     """Append `event`. Fenced: refuses when the event's run no longer owns the lock (the guard or another client
     acted)."""
     if fenced:
-        holder = lock.read(instance_dir)
-        if holder is None or holder.get("run") != event["run"]:
-            raise VerbError("this run no longer owns the host", holder=holder)
+        lock.require(instance_dir, event["run"])
     key = {k: event[k] for k in ("run", "event", "seq") if k in event}
     if "seq" in event and any(key.items() <= old.items() for old in tail(instance_dir)):
         return {"appended": False}

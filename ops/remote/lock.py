@@ -68,11 +68,16 @@ def take_over(emit, *, instance_dir, dead_run, owner):
         return {"acquired": True, "holder": owner}
 
 
-def heartbeat(emit, *, instance_dir, run):
-    """Say that `run` lives; refuses when another owns the lock."""
+def require(instance_dir, run):
+    """Refuse when `run` does not own the host (the guard undid it, or another client took over)."""
     holder = read(instance_dir)
     if holder is None or holder["run"] != run:
         raise VerbError("this run no longer owns the host", holder=holder)
+
+
+def heartbeat(emit, *, instance_dir, run):
+    """Say that `run` lives; refuses when another owns the lock."""
+    require(instance_dir, run)
     os.utime(path_of(instance_dir))
     return {}
 

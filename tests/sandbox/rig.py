@@ -1,4 +1,4 @@
-"""A project with lab-speed profiles, its sandbox host, and `ops` as a real process: what the transaction tests share."""
+"""A project with lab-speed profiles, its sandbox host, and `ops` as a real process: shared by the transaction tests."""
 
 import json
 import os
@@ -20,15 +20,23 @@ from ops.sandbox.processes import Process
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIME_SCALE = 50.0
-LOAD_S = 15.0
+LOAD_S = 25.0
 TIMEOUTS = {
-    "load_timeout_s": 500,
+    "load_timeout_s": 600,
+    "drain_timeout_s": 300,
+    "stop_timeout_s": 100,
+    "gate_timeout_s": 1500,
+    "guard_margin_s": 500,
+}
+"""Engine seconds: at 50 of them a wall second the guard waits a minute."""
+BRIEF = {
+    "load_timeout_s": 350,
     "drain_timeout_s": 100,
     "stop_timeout_s": 100,
-    "gate_timeout_s": 400,
+    "gate_timeout_s": 250,
     "guard_margin_s": 100,
 }
-"""Engine seconds: at 50 of them a wall second the guard waits 24 wall seconds."""
+"""The same for a client that is going to be killed: 18 wall seconds."""
 SKIPPED = ("wiring", "effective-config", "agreement", "acceptance", "long-context", "soak", "speed")
 WHY = "these tests are about the transaction, not about figures"
 
@@ -115,6 +123,8 @@ class Rig:
     project: Path
     box: Sandbox
     clients: list[Client] = field(default_factory=list)
+    last_stderr: str = ""
+    expected_in_log: tuple[str, str] | None = None
 
     @property
     def instance(self) -> Path:
@@ -135,6 +145,30 @@ class Rig:
         done = self.ops("status")
         assert done.code == 0, done.stderr
         return done.host
+
+    def choose_timeouts(self, profile: str, timing: str) -> None:
+        """How long the guard waits for a release of `profile`: `brief` (it will have to act) or `usual`."""
+        file = self.project / "envs" / "profiles" / f"{profile}.yaml"
+        lab = yaml.safe_load(file.read_text())
+        lab["timeouts"] = BRIEF if timing == "brief" else TIMEOUTS
+        file.write_text(yaml.safe_dump(lab))
+
+    def check_engine_fault(self) -> None:
+        """A fault that was set for the next start has struck: its release's log shows how it ended or stands."""
+        if self.expected_in_log is None:
+            return
+        preset, on = self.expected_in_log
+        self.expected_in_log = None
+        if on == "next":
+            claimed = [f for f in self.box.state().faults if f.get("claimed_by") and f["name"] == preset]
+            assert claimed, f"{preset} struck nobody: {self.box.state().faults}"
+            release = claimed[0]["claimed_by"]
+        else:
+            release = next(r.name for r in (self.instance / "releases").iterdir() if r.name.startswith(f"{on}-"))
+        log = (self.instance / "logs" / f"{release}.log").read_text(errors="replace")
+        last = log.rpartition("== ops start ")[2] if preset == "hang-during-load" else log
+        sign = {"crash-during-load": "SIGQUIT", "hang-during-load": "Load weight end"}[preset]
+        assert sign in last, f"{preset} left no {sign!r} in the log of {release}"
 
     def close(self) -> None:
         for client in self.clients:

@@ -1,0 +1,463 @@
+"""The fault matrix: where a fault strikes, how, how that is proven from outside, and what must be true afterwards.
+
+Nothing of `ops` is patched: the client is a process, the host is reached over SSH, faults are signals, cut sockets, a
+full file system and killed hosts. A point is reached by following the host's journal and engine log from outside and
+freezing the client (SIGSTOP) when the line of that point appears, so that the flow stands where the fault strikes.
+"""
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rig import Client, Rig, environ, until
+
+from ops.sandbox import processes
+from ops.sandbox.processes import Process
+
+FAULTS = ("client-kill", "ssh-cut", "engine-crash", "engine-hang", "disk-full", "reboot")
+FORWARD = ("stage", "arm", "drain", "stop", "activate", "start", "load", "gate", "gated", "confirm", "admit", "prune")
+BACK = ("rearm", "stop", "activate", "start", "gate", "confirm", "admit")
+POINTS = (*FORWARD, *(f"back-{kind}" for kind in BACK))
+QUICK_POINTS = (
+    *("stage", "arm", "drain", "stop", "activate", "start", "load", "gate", "confirm", "admit"),
+    *("back-stop", "back-gate"),
+)
+COMMITTED = ("admit", "prune")
+PROFILES = ("good", "next", "third")
+STEPS = {"baseline": 0, "good": 2, "next": 3, "third": 1}
+SSH_CUT_S = 1.0
+ATTEMPTS = 5
+
+
+class NotStruck(Exception):
+    """The flow had left the point before the fault could strike."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    point: str
+    fault: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.point}-{self.fault}"
+
+    @property
+    def going_back(self) -> bool:
+        return self.point.startswith("back-")
+
+    @property
+    def kind(self) -> str:
+        return self.point.removeprefix("back-")
+
+
+@dataclass
+class Report:
+    """What a cell showed: evidence that the fault struck, the client's exit code, who served then."""
+
+    cell: Cell
+    evidence: list[str] = field(default_factory=list)
+    code: int | None = None
+    served: str = ""
+    way: str = ""
+    seconds: float = 0.0
+    error: str = ""
+
+
+def cells(points: tuple[str, ...]) -> list[Cell]:
+    return [Cell(point, fault) for point in points for fault in FAULTS]
+
+
+def play(rig: Rig, cell: Cell, *, break_lock: bool, checks: Sequence[str] = ("deploy", "rollback")) -> Report:
+    """Run one cell on a host that serves a good release. Raises: AssertionError naming what is not as promised."""
+    begun = time.monotonic()
+    report = Report(cell)
+    for attempt in range(ATTEMPTS):
+        try:
+            _attempt(rig, cell, report, break_lock, checks)
+        except NotStruck as missed:
+            report.evidence.append(f"attempt {attempt + 1} came too late: {missed}")
+            rig.box.clear_faults()
+            continue
+        report.seconds = round(time.monotonic() - begun, 1)
+        return report
+    raise AssertionError(f"the fault never struck at its point: {report.evidence}")
+
+
+def _attempt(rig: Rig, cell: Cell, report: Report, break_lock: bool, checks: Sequence[str]) -> None:
+    old = rig.link("current")
+    assert old is not None
+    new_profile, other = [p for p in PROFILES if not old.startswith(f"{p}-")][:2]
+    events_before = len(rig.journal())
+    if cell.going_back:
+        rig.box.fault("garbage-output")
+    for profile in PROFILES:
+        brief = profile == new_profile and cell.fault == "client-kill"
+        rig.choose_timeouts(profile, "brief" if brief else "usual")
+    client = rig.start("deploy", "--profile", new_profile)
+    try:
+        run = _reach(rig, cell, client, events_before)
+        strike(rig, cell, client, old, report)
+    finally:
+        client.signal(signal.SIGCONT)
+    _truth(rig, cell, "right after the fault")
+    done = client.wait(90.0)
+    report.code = done.code
+    rig.last_stderr = done.stderr
+    new = next(e["release"] for e in rig.journal()[events_before:] if e["event"] == "run-started")
+    _truth(rig, cell, "when the client had ended")
+    with _cleared(rig, cell):
+        _settled(rig, cell, run, report, break_lock, done.stderr)
+        report.served = _served(rig, cell, done.code, old, new)
+    for check in checks:
+        NEXT[check](rig, other)
+        check_journal(rig.journal())
+    no_orphan(rig)
+    assert not (rig.instance / "lock").exists()
+
+
+def _next_deploy(rig: Rig, profile: str) -> None:
+    done = rig.deploy(profile, within_s=90.0)
+    assert done.code == 0, f"the next deploy does not work: {done.code}\n{done.stderr}\n{done.stdout}"
+    assert (rig.link("current") or "").startswith(f"{profile}-") and _ready(rig)
+
+
+def _next_rollback(rig: Rig, profile: str) -> None:
+    before = rig.link("current")
+    done = rig.ops("rollback", within_s=90.0)
+    assert done.code == 0, f"the next rollback does not work: {done.code}\n{done.stderr}\n{done.stdout}"
+    assert rig.link("current") != before and _ready(rig)
+
+
+NEXT = {"deploy": _next_deploy, "rollback": _next_rollback}
+
+
+# Reaching a point
+
+
+def _reach(rig: Rig, cell: Cell, client: Client, events_before: int) -> str:
+    """Freeze the client when the line of the point appears. Returns the run's id."""
+    wanted = _line_of(cell)
+    line = until(
+        lambda: wanted(rig, events_before) or not client.running(), f"point {cell.point}", within_s=60.0, every_s=0.001
+    )
+    client.signal(signal.SIGSTOP)
+    if line is True:
+        done = client.wait()
+        raise AssertionError(f"the client ended before {cell.point}: {done.code}\n{done.stderr}\n{done.stdout}")
+    until(lambda: _stopped(client.process.pid), "the client is frozen", within_s=5.0, every_s=0.001)
+    return str(line["run"])
+
+
+def _line_of(cell: Cell) -> Callable[[Rig, int], dict[str, Any] | None]:
+    def step(rig: Rig, since: int) -> dict[str, Any] | None:
+        for event in rig.journal()[since:]:
+            if event["event"] == "step-started" and (event["step"]["kind"], event["recovery"]) == (
+                cell.kind,
+                cell.going_back,
+            ):
+                return event
+        return None
+
+    def gated(rig: Rig, since: int) -> dict[str, Any] | None:
+        return next((e for e in rig.journal()[since:] if e["event"] == "gated"), None)
+
+    def load(rig: Rig, since: int) -> dict[str, Any] | None:
+        event = step_of(rig, since, "start")
+        if event is None:
+            return None
+        log = rig.instance / "logs" / f"{event['step']['args']['release']}.log"
+        try:
+            text = log.read_text(errors="replace").rpartition("== ops start ")[2]
+        except FileNotFoundError:
+            return None
+        return event if "Load weight begin" in text else None
+
+    return {"gated": gated, "load": load}.get(cell.point, step)
+
+
+def step_of(rig: Rig, since: int, kind: str) -> dict[str, Any] | None:
+    """The newest forward `step-started` of a kind."""
+    for event in reversed(rig.journal()[since:]):
+        if event["event"] == "step-started" and event["step"]["kind"] == kind and not event["recovery"]:
+            return event
+    return None
+
+
+def _stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+
+
+def _still_there(rig: Rig, cell: Cell) -> None:
+    """The flow has not begun another step since. Raises: NotStruck."""
+    steps = [e for e in rig.journal() if e["event"] == "step-started"]
+    kind = {"load": "start", "gated": "gate"}.get(cell.point, cell.kind)
+    newest = (steps[-1]["step"]["kind"], steps[-1]["recovery"])
+    if newest != (kind, cell.going_back):
+        raise NotStruck(f"it stands at {newest}")
+    committed = [e for e in rig.journal() if e["event"] == "committed" and e["run"] == steps[-1]["run"]]
+    if kind == "confirm" and committed:
+        raise NotStruck("it is committed already")
+
+
+# Striking
+
+
+def strike(rig: Rig, cell: Cell, client: Client, old: str, report: Report) -> None:
+    """Let the fault strike, with the client frozen at the point, and prove from outside that it did."""
+    _still_there(rig, cell)
+    STRIKES[cell.fault](rig, cell, client, old, report.evidence)
+    _still_there(rig, cell)
+
+
+def _client_kill(rig: Rig, cell: Cell, client: Client, old: str, evidence: list[str]) -> None:
+    pid = client.process.pid
+    os.kill(pid, signal.SIGKILL)
+    client.process.wait(10)
+    assert client.process.returncode == -signal.SIGKILL and not Path(f"/proc/{pid}").exists()
+    evidence.append("the client's process is gone (SIGKILL)")
+
+
+def _ssh_cut(rig: Rig, cell: Cell, client: Client, old: str, evidence: list[str]) -> None:
+    before = ssh_connections(rig)
+    assert before, "the client has no SSH connection that could be cut"
+    rig.box.cut_ssh(SSH_CUT_S)
+    assert not (ssh_connections(rig) & before), "a connection survived the cut"
+    with contextlib.suppress(ConnectionRefusedError):
+        socket.create_connection((rig.box.address, rig.box.ssh_port), timeout=1).close()
+        raise AssertionError("SSH still answers")
+    evidence.append(f"{len(before)} SSH connections gone from the kernel's table, new ones refused")
+
+
+def ssh_connections(rig: Rig) -> set[str]:
+    """Inodes of the established connections to the host's SSH port."""
+    wanted = "".join(f"{int(part):02X}" for part in reversed(rig.box.address.split("."))) + f":{rig.box.ssh_port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {row[9] for row in rows if row[2] == wanted and row[3] == "01"}
+
+
+def _struck_engines(rig: Rig, cell: Cell) -> list[Process]:
+    """The engine processes that a crash or hang at this point means; none where nothing runs."""
+    if cell.kind in ("activate", "start"):
+        return []
+    return until(rig.engine_processes, "an engine process to strike", within_s=5.0)  # type: ignore[no-any-return]
+
+
+def _engine_crash(rig: Rig, cell: Cell, client: Client, old: str, evidence: list[str]) -> None:
+    _engine_fault(rig, cell, old, evidence, signal.SIGKILL, "crash-during-load")
+
+
+def _engine_hang(rig: Rig, cell: Cell, client: Client, old: str, evidence: list[str]) -> None:
+    _engine_fault(rig, cell, old, evidence, signal.SIGSTOP, "hang-during-load")
+
+
+def _engine_fault(rig: Rig, cell: Cell, old: str, evidence: list[str], number: int, preset: str) -> None:
+    engines = _struck_engines(rig, cell)
+    if not engines:
+        on = old.rpartition("-")[0] if cell.going_back else "next"
+        rig.box.fault(preset, on=on)
+        rig.expected_in_log = (preset, on)
+        evidence.append(f"nothing runs here: the next start is struck by {preset} (proven by its log)")
+        return
+    for process in engines:
+        processes.kill(process, number)
+    if number == signal.SIGKILL:
+        until(lambda: not any(processes.starttime_of(p.pid) == p.starttime for p in engines), "they are dead", 5.0)
+        evidence.append(f"{len(engines)} engine processes killed (process table)")
+        return
+    still = [p for p in engines if processes.starttime_of(p.pid) == p.starttime and _stopped(p.pid)]
+    assert still, "no engine process is stopped"
+    evidence.append(f"{len(still)} engine processes in state T")
+
+
+def _disk_full(rig: Rig, cell: Cell, client: Client, old: str, evidence: list[str]) -> None:
+    rig.box.fault("disk-full")
+    assert os.statvfs(rig.box.root).f_bavail == 0
+    probe = rig.box.root / "probe"
+    try:
+        probe.write_bytes(b"x" * 8192)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+        evidence.append("0 blocks free; a write fails with ENOSPC")
+    else:
+        raise AssertionError("the disk is not full")
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _reboot(rig: Rig, cell: Cell, client: Client, old: str, evidence: list[str]) -> None:
+    before = {(p.pid, p.starttime) for p in rig.box.processes()}
+    rig.box.reboot(down_s=0.2)
+    after = {(p.pid, p.starttime) for p in rig.box.processes()}
+    assert before and not before & after, f"these survived the reboot: {before & after}"
+    evidence.append(f"all {len(before)} processes of the host are gone, others run")
+
+
+STRIKES: dict[str, Callable[[Rig, Cell, Client, str, list[str]], None]] = {
+    "client-kill": _client_kill,
+    "ssh-cut": _ssh_cut,
+    "engine-crash": _engine_crash,
+    "engine-hang": _engine_hang,
+    "disk-full": _disk_full,
+    "reboot": _reboot,
+}
+
+# What must be true
+
+
+def _truth(rig: Rig, cell: Cell, when: str) -> None:
+    """`ops status` says what can be seen from outside; what changes while it looks may be seen either way."""
+    before = outside(rig)
+    done = rig.ops("status", within_s=30.0)
+    after = outside(rig)
+    if done.host.get("state") == "unknown":
+        assert done.code == 2 and cell.fault == "ssh-cut", f"{when}: status does not know: {done.stdout}"
+        return
+    assert done.code == 0, f"{when}: status fails: {done.stderr}"
+    host = done.host
+    assert host["state"] in before | after, f"{when}: status says {host['state']}, seen from outside {before} {after}"
+    lock = host["lock"]
+    assert lock is None or lock["meaning"], f"{when}: the lock is not explained"
+
+
+def outside(rig: Rig) -> set[str]:
+    """The states that the host may truly be in, from files, sockets and the process table."""
+    guard = rig.instance / "guard"
+    if _pending(rig) and not (guard / "confirmed").exists():
+        return {"pending"}
+    current = rig.link("current")
+    if current is None:
+        return {"empty"}
+    releases = {environ(p.pid).get("OPS_RELEASE") for p in rig.engine_processes()} - {None}
+    if releases - {current}:
+        return {"mixed", "starting", "down"}
+    if not releases:
+        return {"down", "starting"}
+    if any(_stopped_or_gone(p.pid) for p in rig.engines()):
+        return {"unresponsive", "starting"}
+    return {"serving", "starting", "down", "unresponsive"} if not _ready(rig) else {"serving"}
+
+
+def _stopped_or_gone(pid: int) -> bool:
+    try:
+        return _stopped(pid)
+    except OSError:
+        return True
+
+
+def _ready(rig: Rig) -> bool:
+    try:
+        with socket.create_connection((rig.box.address, 8000), timeout=2) as connection:
+            connection.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            return b" 200 " in connection.recv(64)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _cleared(rig: Rig, cell: Cell) -> Iterator[None]:
+    """The disk stays full while the run settles: that it settles then is the point. All else is over by now."""
+    if cell.fault != "disk-full":
+        rig.check_engine_fault()
+        rig.box.clear_faults()
+    yield
+    rig.box.clear_faults()
+
+
+def _settled(rig: Rig, cell: Cell, run: str, report: Report, break_lock: bool, stderr: str) -> None:
+    """Whatever the client left pending is undone: by the guard, or at once by an operator who breaks the lock."""
+    if not _pending(rig):
+        report.way = "the client"
+        return
+    if cell.fault == "client-kill":
+        refused = rig.deploy("good")
+        assert refused.code == 2, f"a deploy onto a dead run's pending release: {refused.code}\n{refused.stderr}"
+        assert "died while" in refused.stderr + refused.stdout and "--break-lock" in refused.stdout, refused.stdout
+    if break_lock or report.code == 4:
+        report.way = "--break-lock" if break_lock else "the next command"
+        undone = rig.ops("rollback", "--to", _last_good(rig), "--break-lock", within_s=90.0)
+        assert undone.code == 0, f"it could not be undone by hand: {undone.code}\n{undone.stderr}\n{undone.stdout}"
+        return
+    report.way = "the guard"
+    until(lambda: not _pending(rig), "the guard undoes it", within_s=60.0, every_s=0.05)
+    ended = [e for e in rig.journal() if e.get("run") == run and e["event"] in ("restored", "confirmed-late")]
+    assert ended, f"the guard wrote nothing about run {run}"
+    assert not (rig.instance / "lock").exists(), "the guard left the dead run's lock"
+
+
+def _pending(rig: Rig) -> bool:
+    return any((rig.instance / "guard" / name).exists() for name in ("armed", "armed.client", "fired"))
+
+
+def _last_good(rig: Rig) -> str:
+    found = rig.link("last-good")
+    assert found is not None
+    return found
+
+
+def _served(rig: Rig, cell: Cell, code: int, old: str, new: str) -> str:
+    """The host serves the old or the new release, the one that the exit code and the journal promise."""
+    current = rig.link("current")
+    committed = new in [e["release"] for e in rig.journal()[-60:] if e["event"] == "committed"]
+    assert current in (old, new), f"{current} is neither the last good nor the new release"
+    if code == 0:
+        assert current == new and committed, f"exit 0, but {current} is current (committed: {committed})"
+    if code in (3, 130):
+        assert current == old, f"exit {code}, but {current} is current"
+    if cell.point not in COMMITTED and not committed:
+        assert current == old, f"nothing was confirmed, but {current} is current"
+    assert rig.link("last-good") == current and rig.link("pending") is None
+    hangs = cell.fault == "engine-hang" and code == 0
+    if not hangs:
+        until(lambda: _ready(rig), f"{current} serves", within_s=30.0, every_s=0.05)
+        assert rig.status()["state"] == "serving"
+    no_orphan(rig)
+    return "new" if current == new else "old"
+
+
+def no_orphan(rig: Rig) -> None:
+    """One server, every process of it from the current release, and nobody else holds GPU memory."""
+    until(lambda: _one_server(rig) is None, f"one whole server: {_one_server(rig)}", within_s=10.0, every_s=0.1)
+
+
+def _one_server(rig: Rig) -> str | None:
+    current = rig.link("current") or ""
+    launchers, everyone = rig.engines(), rig.engine_processes()
+    if len(launchers) != 1:
+        return f"{len(launchers)} launchers: {[p.title[:80] for p in launchers]}"
+    releases = {environ(p.pid).get("OPS_RELEASE") for p in everyone}
+    if releases != {current}:
+        return f"processes of {releases}, current is {current}"
+    steps = STEPS[current.rpartition("-")[0]]
+    if steps and f"--speculative-num-steps {steps} " not in f"{launchers[0].title} ":
+        return f"the arguments are not those of {current}: {launchers[0].title}"
+    holders = {holder.pid for holder in rig.box.gpu_holders()}
+    if not holders <= {p.pid for p in everyone} or not holders:
+        return f"GPU memory is held by {holders}, the engine's processes are {[p.pid for p in everyone]}"
+    return None
+
+
+def check_journal(events: list[dict[str, Any]]) -> None:
+    """No hole: numbered steps without a gap, none left open by a run that ended itself, and every run ended."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for event in events:
+        if "run" in event:
+            runs.setdefault(event["run"], []).append(event)
+    for run, own in runs.items():
+        started = [e["seq"] for e in own if e["event"] == "step-started"]
+        assert started == list(range(1, len(started) + 1)), f"run {run} has the steps {started}"
+        closed = [e["seq"] for e in own if e["event"] in ("step-done", "step-failed")]
+        ended = [e for e in own if e["event"] in ("run-ended", "restored", "confirmed-late")]
+        assert ended, f"run {run} was never ended"
+        by_itself = ended[0]["event"] == "run-ended" and "by" not in ended[0]
+        still_open = sorted(set(started) - set(closed))
+        if by_itself and ended[0]["outcome"] == "done":
+            assert not still_open, f"run {run} is done with open steps {still_open}"
+        assert len(still_open) <= 2, f"run {run} left the steps {still_open} open"
