@@ -15,6 +15,7 @@ from ops.model.ports import Host, Reporter, Router
 from ops.model.profile import Profile
 from ops.model.release import Release
 from ops.model.state import Facts
+from ops.remote import keys
 
 GateRunner = Callable[["Run", str, Subset], GateReport]
 Remember = Callable[["Run", GateReport], None]
@@ -87,7 +88,6 @@ class Run:
     remember: Remember
     facts: Facts
     releases: dict[str, Release] = field(default_factory=dict)
-    api_key: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     reports: list[GateReport] = field(default_factory=list)
     assumed_baseline: BaselineRecord | None = None
@@ -100,6 +100,11 @@ class Run:
     @property
     def instance_dir(self) -> str:
         return self.host.spec.instance_dir
+
+    def key(self, *flags: str) -> dict[str, Any]:
+        """Where the host finds the engine's key for itself (the first of `flags` it has); it never leaves the host."""
+        reference: dict[str, Any] = keys.reference(self.instance_dir, *flags)
+        return reference
 
     @property
     def supervisor(self) -> dict[str, Any]:

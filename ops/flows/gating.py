@@ -86,7 +86,8 @@ def server(run: Run, release: str) -> LiveServer:
         read_log=lambda lines: run.observe(log_lines=lines)["log"],
         say=run.say,
         stored=stored(run, profile),
-        api_key=run.api_key,
+        api_key=run.key("api-key"),
+        admin_key=run.key("admin-api-key", "api-key"),
     )
 
 

@@ -76,7 +76,7 @@ def connected(spec: HostSpec) -> Iterator[SshHost]:
 
 
 @contextmanager
-def run_on(spec: HostSpec, reporter: Reporter, *, api_key: str | None = None) -> Iterator[Run]:
+def run_on(spec: HostSpec, reporter: Reporter) -> Iterator[Run]:
     """A run on a host, not yet its owner."""
     from ops.flows.gating import remember, run_gate
 
@@ -89,5 +89,4 @@ def run_on(spec: HostSpec, reporter: Reporter, *, api_key: str | None = None) ->
             gate=run_gate,
             remember=remember,
             facts=observe(host),
-            api_key=api_key,
         )

@@ -29,7 +29,7 @@ def status(spec: HostSpec) -> HostResult:
     """Read one host. An unreachable host is a result too (its state is unknown, and that is what it says)."""
     try:
         with connected(spec) as host:
-            facts = observe(host, engine={"bind": spec.bind, "api_key": None}, log_lines=400)
+            facts = observe(host, engine={"bind": spec.bind}, log_lines=400)
             return describe(spec, facts)
     except OpsError as error:
         return failed(spec, None, error).model_copy(update={"details": {"state": "unknown"}})

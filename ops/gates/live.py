@@ -23,6 +23,9 @@ class Call(Protocol):
     ) -> Any: ...
 
 
+Key = str | Mapping[str, Any] | None
+
+
 @dataclass(frozen=True)
 class LiveServer:
     """Turns the gate's questions into verbs, and wall seconds of the host into the engine's.
@@ -31,7 +34,8 @@ class LiveServer:
         bound: address and port that the engine is bound to.
         look: one read-only pass over the host (`facts.observe`, with models and listeners).
         read_log: the last N lines since the present start.
-        admin_key: what /flush_cache wants where the engine has an admin key; else `api_key` serves.
+        api_key, admin_key: the engine's keys, or where the host finds them (`ops.remote.keys`). The admin key is what
+            /flush_cache wants where the engine has one; else it is the other.
     """
 
     profile: Profile
@@ -43,8 +47,8 @@ class LiveServer:
     read_log: Callable[[int], Sequence[str]]
     say: Callable[[str], None]
     stored: Stored = field(default_factory=Stored)
-    api_key: str | None = None
-    admin_key: str | None = None
+    api_key: Key = None
+    admin_key: Key = None
 
     @property
     def endpoint(self) -> tuple[str, int]:
@@ -62,7 +66,7 @@ class LiveServer:
         return Reply(found["status"], found["body"], self.clock.from_wall_s(found["elapsed_s"]), found["error"])
 
     def flush_cache(self, timeout_s: float = 30.0) -> bool:
-        return bool(self._ask("flush", self._where(self.admin_key or self.api_key), timeout_s)["flushed"])
+        return bool(self._ask("flush", self._where(self.admin_key), timeout_s)["flushed"])
 
     def batch(
         self,
@@ -90,7 +94,7 @@ class LiveServer:
         whole = {**args, "timeout_s": wall_s}
         return self.call(f"engine_client.{verb}", whole, wall_s * rounds + TRANSFER_WALL_S, None)
 
-    def _where(self, key: str | None) -> dict[str, Any]:
+    def _where(self, key: Key) -> dict[str, Any]:
         return {"address": self.bound[0], "port": self.bound[1], "api_key": key}
 
 

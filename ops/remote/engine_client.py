@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 
-from ops.remote import probe
+from ops.remote import keys, probe
 
 GENERATE = "/generate"
 FLUSH = "/flush_cache"
@@ -256,7 +256,8 @@ def _exchange(address, port, method, path, body, deadline, api_key):
 
 
 def _send(connection, method, path, body, deadline, api_key):
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    key = keys.read(api_key)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     data = None
     if body is not None:
         data = json.dumps(body).encode()

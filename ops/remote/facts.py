@@ -8,17 +8,31 @@ import socket
 import sys
 import time
 
-from ops.remote import containers, guard, journal, lifecycle, lock, machine, probe, processes, store, supervisors
+from ops.remote import (
+    containers,
+    guard,
+    journal,
+    keys,
+    lifecycle,
+    lock,
+    machine,
+    probe,
+    processes,
+    stack,
+    store,
+    supervisors,
+)
 
 _RANK_TITLE = "sglang::scheduler"
 
 
-def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=None, gpus=False, log_lines=0):
+def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=None, gpus=False, log_lines=0, software=None):
     """Look at the host.
 
     Args: ports: whose listeners to name. models: {target|draft: folder} whose configuration to read. engine: {bind
-    (or None: the profile's own address), api_key} to ask the current release's engine for its health, arguments and
-    load. gpus: ask nvidia-smi as well (it is slow on real hosts).
+    (or None: the profile's own address)} to ask the current release's engine for its health, arguments and
+    load. gpus: ask nvidia-smi as well (it is slow on real hosts). software: {role: what a manifest names} to look for
+    beside that of the releases which a link names.
     """
     links = store.links(instance_dir)
     manifests = {r: _manifest(instance_dir, r) for r in set(links.values()) if r}
@@ -52,13 +66,22 @@ def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=Non
         "gpus": machine.gpus() if gpus else None,
         "models": {role: _model(folder) for role, folder in (models or {}).items()},
     }
+    if software is not None:
+        found["stack"] = stack.look(instance_dir, supervisor["instance"], {**_software(links, manifests), **software})
     if gpus:
         found |= _for_preflight(instance_dir, keeper, state)
     if engine is not None and serving and state["pid"]:
-        found["http"] = _http(engine["bind"] or serving["host"], serving["port"], engine.get("api_key"))
+        key = keys.reference(instance_dir, "api-key")
+        found["http"] = _http(engine["bind"] or serving["host"], serving["port"], key)
     if log_lines:
         found["log"] = log(instance_dir, links["current"], log_lines)
     return found
+
+
+def _software(links, manifests):
+    """{link: what its release runs on}."""
+    named = {link: (manifests.get(release) or {}).get("software") for link, release in links.items() if release}
+    return {link: software for link, software in named.items() if software}
 
 
 def _for_preflight(instance_dir, keeper, state):

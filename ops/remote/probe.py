@@ -3,6 +3,8 @@
 import http.client
 import json
 
+from ops.remote import keys
+
 
 def connectable(bind):
     """The address to connect to for a server bound to `bind`."""
@@ -11,9 +13,10 @@ def connectable(bind):
 
 def get(address, port, path, api_key=None, timeout_s=5.0):
     """(status, parsed JSON or text), or (None, reason) when no answer came."""
+    key = keys.read(api_key)
     connection = http.client.HTTPConnection(connectable(address), port, timeout=timeout_s)
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         answer = connection.getresponse()
         body = answer.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:

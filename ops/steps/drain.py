@@ -17,7 +17,7 @@ def do(run: Run) -> dict[str, Any]:
         "lifecycle.drain",
         port=profile.engine.port,
         address=run.address(current),
-        api_key=run.api_key,
+        api_key=run.key("api-key"),
         deadline_s=wall_s,
         wait_s=wall_s + 30.0,
         on_event=lambda event: run.say(event["say"]),
