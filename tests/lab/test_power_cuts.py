@@ -1,0 +1,119 @@
+"""The power may go in any phase of a deploy: after boot the host serves the last good release, with no client's help.
+
+If these fail, a host that lost its power in a deploy serves an unproven release, two of them, or nothing.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ops.sandbox.engine.install import Simulation
+
+from .hosts import Host, Lab, Settings
+from .machine import docker_client
+from .product import INSTANCE_DIR, Operator, events, links, ranks, wait_serving
+
+pytestmark = pytest.mark.lab
+
+PHASES = {
+    "systemd": ("stage", "arm", "drain", "stop", "activate", "start", "gate", "confirm", "admit"),
+    "supervisord": ("stop", "activate", "start", "gate", "confirm"),
+}
+OTHER = {"eagle3-2step": "eagle3-1step", "eagle3-1step": "eagle3-2step"}
+
+
+@pytest.fixture(scope="module")
+def good(
+    lab: Lab, tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Iterator[Callable[[str], tuple[Host, Operator]]]:
+    """Hosts with a good release on them, one a kind for the whole module."""
+    made: dict[str, tuple[Host, Operator]] = {}
+
+    def on(kind: str) -> tuple[Host, Operator]:
+        if kind not in made:
+            host = lab.host(f"{kind}-cut-{worker_id}", kind, Settings(simulation=Simulation(time_scale=20)))
+            made[kind] = host, Operator.of(tmp_path_factory.mktemp(kind) / "project", host)
+            made[kind][1].deploy(host)
+        return made[kind]
+
+    yield on
+    for host, _ in made.values():
+        lab.remove(host)
+
+
+def freeze_in(host: Host, client: "subprocess.Popen[str]", phase: str, known: int, deadline_s: float = 60) -> None:
+    """Stop the client when the host's journal says that the phase has begun; what the host does meanwhile goes on."""
+    follow = (docker_client(), "exec", host.container, "tail", "-n", f"+{known + 1}", "-F", f"{INSTANCE_DIR}/journal.jsonl")
+    deadline = time.monotonic() + deadline_s
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as journal:
+        assert journal.stdout is not None
+        try:
+            for line in journal.stdout:
+                event = json.loads(line)
+                if event["event"] == "step-started" and event["step"]["kind"] == phase:
+                    os.killpg(client.pid, signal.SIGSTOP)
+                    return
+                assert event["event"] != "run-ended", f"the deploy ended before {phase}: {event}"
+                assert time.monotonic() < deadline, f"{phase} was not reached within {deadline_s} s"
+        finally:
+            journal.kill()
+    raise AssertionError(f"the journal ended before {phase}")
+
+
+@pytest.mark.parametrize(("kind", "phase"), [(kind, phase) for kind, phases in PHASES.items() for phase in phases])
+def test_after_a_power_cut_in_the_phase_the_host_serves_a_good_release_by_itself(
+    good: Callable[[str], tuple[Host, Operator]], kind: str, phase: str
+) -> None:
+    host, operator = good(kind)
+    before = links(host)["last-good"]
+    profile = OTHER[before.rpartition("-")[0]]
+    known = len(events(host))
+    client = operator.process("deploy", "--profile", profile, "--host", host.name, "--json")
+    try:
+        freeze_in(host, client, phase, known)
+        host.power_off()
+    finally:
+        os.killpg(client.pid, signal.SIGKILL)
+        client.communicate(timeout=20)
+
+    host.power_on()
+    wait_serving(host)
+
+    struck = events(host)[known:]
+    assert begun(struck) == phase, f"the cut struck elsewhere: {struck}"
+    committed = [e["release"] for e in struck if e["event"] in ("committed", "confirmed-late")]
+    expected = committed[0] if committed else before
+    assert links(host) == {**links(host), "current": expected, "last-good": expected}
+    assert "pending" not in links(host)
+    assert {environ["OPS_RELEASE"] for environ in ranks(host).values()} == {expected}
+    assert len(ranks(host)) == 8
+    if phase in ("arm", "drain", "stop", "activate", "start", "gate"):
+        assert expected == before
+    status = operator.ops("status", "--host", host.name)
+    assert (status.host["outcome"], status.host["release"]) == ("serving", expected), status
+
+
+def begun(struck: list[dict[str, Any]]) -> str:
+    """Return the last phase that the client began."""
+    kinds = [e["step"]["kind"] for e in struck if e["event"] == "step-started" and not e.get("recovery")]
+    return str(kinds[-1])
+
+
+def test_after_all_those_cuts_deploy_and_rollback_work_as_ever(
+    good: Callable[[str], tuple[Host, Operator]],
+) -> None:
+    for kind in PHASES:
+        host, operator = good(kind)
+        before = links(host)["last-good"]
+        release = operator.deploy(host, OTHER[before.rpartition("-")[0]])
+        assert operator.ops("verify", "--host", host.name).code == 0
+        back = operator.ops("rollback", "--host", host.name)
+        assert back.code == 0, back
+        assert links(host)["current"] != release
