@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import results
+import engine_results as results
 
 PARTS = (
     "environment",

@@ -166,20 +166,26 @@ def up(
     search_path: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     echo: bool = False,
+    time_scale: float = 1.0,
+    **simulation: Any,
 ) -> RealHost:
-    """Bring a host up in `folder`, or find it again there. `search_path`: folders of nvidia-smi, compilers, …"""
+    """Bring a host up in `folder`, or find it again there.
+
+    Args: search_path: folders of nvidia-smi, compilers, … time_scale, simulation: for a rehearsal with the sandbox's
+        own engine; see `Sandbox.up`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     models = folder / "models"
     if not models.exists():
         shutil.copytree(MODELS, models)
     shutil.copytree(REPOSITORY / "envs", folder / "envs", dirs_exist_ok=True)
-    box = Sandbox.up(name, project=folder, time_scale=1.0)
+    box = Sandbox.up(name, project=folder, time_scale=time_scale, **simulation)
     variables = {
         **host_variables(box.layout, box.record),
         "ops_engine_python": str(engine_python),
         "ops_paths": {"/lab/models": str(models)},
         "ops_search_path": list(search_path),
-        "ops_time_scale": 1.0,
+        "ops_time_scale": time_scale,
     }
     host = RealHost(box, folder, models, engine_python, dict(environment or {}), echo)
     host.inventory.write_text(yaml.safe_dump({"all": {"hosts": {name: variables}}}, sort_keys=False))

@@ -1,0 +1,157 @@
+"""The deployed server against one that a person launched by hand, on the same GPU, measured in turns.
+
+Both are alive while either is measured, so that the machine is the same for both. The pair is started anew several
+times, since a start may be luckier than another.
+"""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import real_host
+from gpu_lab import Lab, metrics
+
+from ops.bench import stats
+from ops.bench.measure import measure, rates
+from ops.cli.output import Progress
+from ops.config.inventory import load_inventory
+from ops.flows import gating
+from ops.flows.hosts import run_on
+from ops.gates.prompt_set import speed_prompts
+from ops.model.gate import Run
+
+PORT = 8100
+ROUNDS = 15
+"""Rounds a pair; each is one run of every prompt on either server."""
+PAIRS = 2
+TOKENS = 256
+SCRIPT = Path(__file__).with_name("by_hand.sh")
+
+
+def compared(lab: Lab, needs_s: float) -> None:
+    """Measure PAIRS pairs of servers, and compare the arms as the gate compares its own."""
+    for pair in range(PAIRS):
+        if pair:
+            lab.once(f"by-hand/restart-{pair}", 120, lambda: _restarted(lab))
+        lab.once(f"by-hand/{pair}", needs_s, lambda: _pair(lab))
+    lab.state["by-hand"] = interval([lab.state[f"by-hand/{pair}"] for pair in range(PAIRS)])
+    lab.save()
+
+
+def _restarted(lab: Lab) -> int:
+    host = lab.host.on_host("restart")
+    assert host["exit_code"] == 0, lab.host.explain(host)
+    return int(host["exit_code"])
+
+
+def interval(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Ratio of the deployed server's rate to the other's, with its 95 % interval over all pairs."""
+    arms = {arm: [Run.model_validate(run) for pair in pairs for run in pair[arm]] for arm in ("deployed", "by_hand")}
+    found = stats.ratio_interval(rates(arms["deployed"]), rates(arms["by_hand"]), stats.ERROR)
+    return {
+        "ratio": round(found.ratio, 4),
+        "low": round(found.low, 4),
+        "high": round(found.high, 4),
+        "deployed": stats.summary([run.rate_tok_s for run in arms["deployed"]]),
+        "by_hand": stats.summary([run.rate_tok_s for run in arms["by_hand"]]),
+        "pairs": [
+            {arm: round(sum(run["rate_tok_s"] for run in pair[arm]) / len(pair[arm]), 1) for arm in arms}
+            for pair in pairs
+        ],
+    }
+
+
+def _pair(lab: Lab) -> dict[str, Any]:
+    with launched(lab) as seconds:
+        before = lab.get("/metrics")
+        found = _in_turns(lab)
+        after = lab.get("/metrics")
+    return {**found, "start_s": seconds, "device_timer": _device_timer(before, after)}
+
+
+def _in_turns(lab: Lab) -> dict[str, Any]:
+    inventory = load_inventory(lab.host.project, lab.host.inventory)
+    arms: dict[str, list[Run]] = {"deployed": [], "by_hand": []}
+    with run_on(inventory.hosts[0], Progress()) as run:
+        deployed = gating.server(run, str(run.facts["links"]["current"]))
+        by_hand = dataclasses.replace(deployed, bound=(lab.host.box.address, PORT))
+        servers = {"deployed": deployed, "by_hand": by_hand}
+        prompts = speed_prompts()
+        for number in range(-1, ROUNDS):
+            for arm in sorted(servers, reverse=number % 2 == 0):
+                runs = measure(
+                    servers[arm],
+                    prompts,
+                    concurrency=1,
+                    runs=len(prompts),
+                    tokens=TOKENS,
+                    timeout_s=120,
+                    first=max(number, 0) * len(prompts),
+                )
+                if number >= 0:  # the first round warms both up
+                    arms[arm] += runs
+    return {arm: [run.model_dump() for run in runs] for arm, runs in arms.items()}
+
+
+def _device_timer(before: str, after: str) -> dict[str, Any]:
+    """GPU seconds by category while the deployed server was measured, and milliseconds a verify cycle."""
+    name, calls = "sglang:forward_execution_seconds_total", "sglang:spec_verify_calls_total"
+    first, last = (metrics(text, name, "category") for text in (before, after))
+    spent = {category: round(value - first.get(category, 0.0), 6) for category, value in last.items()}
+    cycles = sum(metrics(after, calls, "-").values()) - sum(metrics(before, calls, "-").values())
+    a_cycle = {category: round(1000 * s / cycles, 4) for category, s in spent.items()} if cycles else {}
+    return {"seconds": spent, "cycles": cycles, "ms_a_cycle": a_cycle}
+
+
+@contextmanager
+def launched(lab: Lab) -> Iterator[float]:
+    """A server as a person starts it: this shell's environment, the engine's own command line, no supervisor."""
+    log = lab.state_file.with_name("by-hand.log")
+    # The same home, so that kernels which the deployed engine compiled are not compiled again.
+    variables = {**os.environ, "HOME": str(lab.host.box.layout.home), "SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}
+    words = [SCRIPT, lab.host.engine_python, lab.host.models, lab.host.box.address, PORT]
+    begun = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            list(map(str, words)),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=variables,
+            start_new_session=True,
+        )
+    try:
+        real_host.wait_for("the server launched by hand", lambda: _healthy(lab, process), 300, 0.5)
+        yield round(time.monotonic() - begun, 1)
+    finally:
+        _end(process)
+
+
+def _healthy(lab: Lab, process: "subprocess.Popen[bytes]") -> bool:
+    assert process.poll() is None, f"it ended with {process.returncode}, see by-hand.log"
+    try:
+        with urllib.request.urlopen(f"http://{lab.host.box.address}:{PORT}/health", timeout=25) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait(10)

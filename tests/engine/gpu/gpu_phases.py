@@ -1,0 +1,213 @@
+"""The phases of a GPU run. Each step is done once, whatever call it falls into; what it found goes to `lab.state`."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import engine_results as results
+import real_host
+from by_hand import compared
+from gpu_lab import Lab, metrics
+from real_host import check, verdicts, wait_for
+
+BASELINE, FIVE = "lab-gpu-baseline", "lab-gpu-eagle3-5step"
+WRONG_IDS = [1, 3, 4]
+START_S, FIRST_START_S, GATE_S = 75.0, 190.0, 40.0
+"""What a step is expected to take at most, seconds: an engine's start (the first compiles kernels), and a gate."""
+GRAPH = re.compile(r"Capture (?P<what>.*?) (?:CUDA|cuda) graph end.*?elapsed=(?P<s>[\d.]+) s, mem usage=(?P<gb>[\d.]+)")
+SET_BY = re.compile(r"\[(?P<gpu>\d+)\] NCCL INFO (?P<name>NCCL_\w+) set by environment to (?P<value>.*?)\.?$")
+
+
+def machine(lab: Lab) -> None:
+    """Before anything runs: GPUs, versions, memory that is in use anyway."""
+    lab.once("idle", 5, lab.memory)
+    lab.once("gpus", 5, lab.gpus)
+    lab.once("machine", 5, results.machine)
+    packages = ("sglang", "sglang-kernel", "torch", "triton", "transformers", "flashinfer-python", "nvidia-nccl-cu13")
+    lab.once("versions", 60, lambda: results.versions_of(lab.host.engine_python, packages))
+    lab.once("project", 5, lambda: results.project_version(real_host.REPOSITORY))
+
+
+def table(lab: Lab) -> None:
+    """0, 2, 3, 1 and 5 steps by `ops deploy`. Two steps are admitted whatever their speed, to save the way back."""
+    lab.once("table/0", FIRST_START_S + GATE_S, lambda: _deployed(lab, BASELINE))
+    for steps, environment in ((2, lab.lifted), (3, {}), (1, {}), (5, {})):
+        name = f"lab-gpu-eagle3-{steps}step"
+        needs_s = START_S + GATE_S + (START_S if steps == 1 else 0)
+        lab.once(f"table/{steps}", needs_s, partial(_deployed, lab, name, environment))
+
+
+def refusals(lab: Lab) -> None:
+    """A draft of random weights, and a rewired draft before it is loaded."""
+    _serve_five(lab)
+    lab.once("random-draft", 2 * START_S + GATE_S, lambda: _deployed(lab, "lab-gpu-random-draft"))
+    lab.once("wiring/deploy", 30, lambda: _rewired_deploy(lab))
+
+
+def by_hand(lab: Lab) -> None:
+    """The deployed server against one that a person launched, measured in turns."""
+    _serve_five(lab)
+    compared(lab, needs_s=START_S + 90)
+
+
+def stop_and_kill(lab: Lab) -> None:
+    """What stop, a wrong wiring, kill -9 and rollback leave behind."""
+    if "stop" not in lab.state:
+        _serve_five(lab)
+    lab.once("stop", 60, lambda: _stopped(lab))
+    lab.once("wiring/start", START_S + GATE_S, lambda: _rewired_start(lab))
+    lab.once("kill/launcher", 2 * START_S, lambda: _killed(lab, lab.host.launcher()))
+    lab.once("kill/rank", 2 * START_S, lambda: _killed(lab, lab.host.schedulers()[0]))
+    lab.once("rollback", START_S + GATE_S, lambda: _rolled_back(lab))
+    lab.once("stop/last", 60, lambda: _stopped(lab))
+
+
+def nccl(lab: Lab) -> None:
+    """Two NCCL sets over two GPUs: in each rank's environment, and in NCCL's own words."""
+    if len(lab.state["gpus"]) < 2:
+        return
+    lab.once("nccl/baseline", FIRST_START_S + GATE_S, lambda: _deployed(lab, "lab-gpu-tp2-baseline"))
+    for name in ("lab-gpu-tp2-simple", "lab-gpu-tp2-ll"):
+        lab.once(f"nccl/{name}", 2 * START_S + GATE_S, partial(_nccl_set, lab, name))
+    lab.once("nccl/stop", 60, lambda: _stopped(lab))
+
+
+PHASES = {
+    "machine": machine,
+    "table": table,
+    "refusals": refusals,
+    "by-hand": by_hand,
+    "stop-and-kill": stop_and_kill,
+    "nccl": nccl,
+}
+
+
+def _serve_five(lab: Lab) -> None:
+    """Five steps serve (again): a later call may find another release, or an engine that an earlier one stopped."""
+    status = lab.host.on_host("status")
+    if (status["state"], status["profile"]) != ("serving", FIVE):
+        host = lab.host.on_host("deploy", "--profile", FIVE)
+        assert host["exit_code"] == 0, lab.host.explain(host)
+
+
+def _deployed(lab: Lab, profile: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Deploy and keep everything that is worth knowing of it."""
+    host = lab.host.on_host("deploy", "--profile", profile, environment=environment)
+    gate = host["gate"] or {"verdict": None, "checks": [], "figures": {}}
+    found = {
+        "profile": profile,
+        "outcome": host["outcome"],
+        "exit_code": host["exit_code"],
+        "message": host["message"],
+        "verdict": gate["verdict"],
+        "checks": verdicts(host),
+        "words": {c["name"]: c["message"] for c in gate["checks"] if c["outcome"] in ("fail", "inconclusive")},
+        "figures": gate["figures"],
+        "phases": host["phases"],
+        "threshold_lifted": bool(environment),
+    }
+    print(f"   {profile}: {host['outcome']}, exit {host['exit_code']}: {host['message'][:300]}", flush=True)
+    if host["exit_code"] == 0:
+        found |= {"server_info": json.loads(lab.get("/server_info")), "graphs": _graphs(lab), "memory": lab.memory()}
+    found["logs"] = {
+        file.name: {"sha256": results.digest(file), "bytes": file.stat().st_size}
+        for file in sorted((lab.host.instance / "logs").glob(f"{profile}-*.log"))
+    }
+    return found
+
+
+def _graphs(lab: Lab) -> list[dict[str, Any]]:
+    """CUDA graphs captured since the present start, with their memory."""
+    text = lab.host.engine_log().read_text(errors="replace").rpartition("== ops start ")[2]
+    return [{"graph": m["what"], "seconds": float(m["s"]), "gb": float(m["gb"])} for m in GRAPH.finditer(text)]
+
+
+def _rewired_deploy(lab: Lab) -> dict[str, Any]:
+    with lab.host.other_layer_ids(WRONG_IDS):
+        return _deployed(lab, "lab-gpu-eagle3-3step")
+
+
+def _rewired_start(lab: Lab) -> dict[str, Any]:
+    with lab.host.other_layer_ids(WRONG_IDS):
+        host = lab.host.on_host("start")
+    return {
+        "ids": WRONG_IDS,
+        "exit_code": host["exit_code"],
+        "checks": verdicts(host),
+        "words": check(host, "wiring")["message"],
+        "accept_length": host["gate"]["figures"].get("accept_length"),
+        "admitted": lab.host.on_host("status")["admitted"],
+    }
+
+
+def _stopped(lab: Lab) -> dict[str, Any]:
+    processes, before = lab.host.engine_processes(), lab.memory()
+    host = lab.host.on_host("stop")
+    after = lab.wait_gone(processes, idle=True)
+    return {
+        "exit_code": host["exit_code"],
+        "processes": len(processes),
+        "before": before,
+        "after": after,
+        "phases": host["phases"],
+        "processes_after": len(lab.host.engine_processes()),
+    }
+
+
+def _killed(lab: Lab, victim: int) -> dict[str, Any]:
+    """kill -9, and what becomes of the engine's other processes and of their memory."""
+    wait_for("an engine that serves", lambda: lab.host.on_host("status")["state"] == "serving", 240, 2.0)
+    processes, before = lab.host.engine_processes(), lab.memory()
+    title = processes[victim]
+    os.kill(victim, signal.SIGKILL)
+    after = lab.wait_gone(processes, idle=False)
+    begun = time.monotonic()
+    wait_for("the supervisor's next start", lambda: lab.host.on_host("status")["state"] == "serving", 240, 2.0)
+    return {
+        "victim": title[:80],
+        "processes": len(processes),
+        "before": before,
+        "after": after,
+        "serves_again_s": round(time.monotonic() - begun, 1),
+        "new_processes": len(lab.host.engine_processes()),
+    }
+
+
+def _rolled_back(lab: Lab) -> dict[str, Any]:
+    processes, before = lab.host.engine_processes(), lab.memory()
+    host = lab.host.on_host("rollback", "--to", "baseline")
+    own = lab.host.engine_processes()
+    after = lab.wait_gone(processes, idle=False)
+    return {
+        "exit_code": host["exit_code"],
+        "profile": host["profile"],
+        "checks": verdicts(host),
+        "before": before,
+        "after": after,
+        "strangers": [holder for holder in after["holders"] if holder["pid"] not in own],
+    }
+
+
+def _nccl_set(lab: Lab, profile: str) -> dict[str, Any]:
+    return {**_deployed(lab, profile), **_nccl_proof(lab)}
+
+
+def _nccl_proof(lab: Lab) -> dict[str, Any]:
+    """Each rank's NCCL variables as its process holds them, and as NCCL itself says that it read them."""
+    ranks = {}
+    for pid in lab.host.schedulers():
+        held = [entry.decode() for entry in real_host.environ(pid) or [] if entry.startswith(b"NCCL_")]
+        ranks[real_host.title(pid)] = dict(sorted(entry.split("=", 1) for entry in held))
+    text = lab.host.engine_log().read_text(errors="replace").rpartition("== ops start ")[2]
+    said: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        if found := SET_BY.search(line):
+            said.setdefault(found["gpu"], {})[found["name"]] = found["value"].strip()
+    version = re.search(r"NCCL version (\S+)", text)
+    verify = metrics(lab.get("/metrics"), "sglang:forward_execution_seconds_total", "category")
+    return {"ranks": ranks, "nccl_says": said, "nccl_version": version and version[1], "device_timer_s": verify}

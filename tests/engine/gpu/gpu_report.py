@@ -1,0 +1,262 @@
+"""What a GPU run has to show, and docs/results/engine-gpu.{json,md} made of what it found."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import engine_results as results
+
+STEPS = (0, 1, 2, 3, 5)
+LOW, HIGH = 0.97, 1.03
+NCCL_PROFILES = ("lab-gpu-tp2-simple", "lab-gpu-tp2-ll")
+Claim = tuple[str, bool | None, str]
+"""A claim, whether it holds (None: not run), and what was seen."""
+
+
+def claims(state: Mapping[str, Any]) -> list[Claim]:
+    """Judge what was found so far."""
+    return [*_gate_claims(state), *_hand_claims(state), *_clean_claims(state), *_nccl_claims(state)]
+
+
+def _claim(state: Mapping[str, Any], step: str, words: str, judge: Any) -> Claim:
+    if step not in state:
+        return (words, None, "not run")
+    holds, seen = judge(state[step])
+    return (words, bool(holds), str(seen))
+
+
+def _refused_by(found: Mapping[str, Any], check: str, code: int = 3) -> tuple[bool, str]:
+    holds = found["exit_code"] == code and found["checks"].get(check) == "fail"
+    return holds, f"exit {found['exit_code']}, {check} {found['checks'].get(check)}: {_words(found, check)}"
+
+
+def _words(found: Mapping[str, Any], check: str) -> str:
+    words = found["words"]
+    return str(words.get(check, found["message"]) if isinstance(words, dict) else words)
+
+
+def _gate_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
+    yield _claim(
+        state,
+        "table/5",
+        "the gate admits 5 steps",
+        lambda f: (
+            f["exit_code"] == 0 and f["verdict"] == "pass" and not f["threshold_lifted"],
+            f"exit {f['exit_code']}, {f['message']}",
+        ),
+    )
+    yield _claim(state, "table/1", "the gate refuses 1 step as slower", lambda f: _refused_by(f, "speed"))
+    yield _claim(
+        state, "random-draft", "the gate refuses a random draft by acceptance", lambda f: _refused_by(f, "acceptance")
+    )
+    yield _claim(
+        state,
+        "wiring/deploy",
+        "other layer ids are refused before anything is touched",
+        lambda f: (f["exit_code"] == 2 and "layer ids" in f["message"], f"exit {f['exit_code']}: {f['message']}"),
+    )
+    yield _claim(
+        state,
+        "wiring/start",
+        "the gate refuses an engine that loaded other layer ids, by the pinned wiring",
+        lambda f: (
+            f["exit_code"] != 0 and f["checks"].get("wiring") == "fail" and not f["admitted"],
+            f"exit {f['exit_code']}: {f['words']}; accept length {f['accept_length']}",
+        ),
+    )
+
+
+def _hand_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
+    yield _claim(
+        state,
+        "by-hand",
+        f"deployed is as fast as launched by hand (the interval holds 1 and lies in {LOW} to {HIGH})",
+        lambda f: (
+            LOW <= f["low"] <= 1 <= f["high"] <= HIGH,
+            f"{f['ratio']} ({f['low']} to {f['high']}), n={f['deployed']['n']} and {f['by_hand']['n']}",
+        ),
+    )
+
+
+def _clean_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
+    for step, what in (("stop", "stop"), ("stop/last", "stop after all of it"), ("nccl/stop", "stop on two GPUs")):
+        yield _claim(
+            state,
+            step,
+            f"{what} leaves no process and no GPU memory",
+            lambda f: (
+                f["exit_code"] == 0 and f["processes"] > 0 and not f["processes_after"] and not f["after"]["left"],
+                f"{f['processes']} processes and {_mib(f['before'])} before, {f['processes_after']} and "
+                f"{_mib(f['after'])} after; {f['after']['left'] or 'nothing left'}",
+            ),
+        )
+    for victim in ("launcher", "rank"):
+        yield _claim(
+            state,
+            f"kill/{victim}",
+            f"kill -9 of the {victim} leaves nothing of that engine, and the next one serves",
+            lambda f: (
+                not f["after"]["left"] and f["new_processes"] >= 3,
+                f"{f['processes']} processes and {_mib(f['before'])} before; gone after {f['after']['seconds']} s: "
+                f"{f['after']['left'] or 'nothing left'}; served again after {f['serves_again_s']} s",
+            ),
+        )
+    yield _claim(
+        state,
+        "rollback",
+        "a rollback leaves nothing of the release before it",
+        lambda f: (
+            f["exit_code"] == 0 and not f["after"]["left"] and not f["strangers"],
+            f"exit {f['exit_code']}, {f['profile']} serves; {_mib(f['before'])} before, {_mib(f['after'])} after; "
+            f"{f['after']['left'] or 'nothing left'}",
+        ),
+    )
+
+
+def _nccl_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
+    if len(state.get("gpus", [])) == 1:
+        return
+    for profile in NCCL_PROFILES:
+        yield _claim(
+            state,
+            f"nccl/{profile}",
+            f"{profile}: every rank holds its NCCL set, and NCCL says that it read it",
+            lambda f: (
+                len(f["ranks"]) == 2
+                and len({tuple(sorted(held.items())) for held in f["ranks"].values()}) == 1
+                and _echoed(f) == [],
+                f"{len(f['ranks'])} ranks; {_echoed(f) or 'all echoed'}",
+            ),
+        )
+
+
+SILENT = ("NCCL_DEBUG",)
+"""Variables that NCCL uses without saying so. Source: nccl_info_ll.log, NCCL 2.28.9."""
+
+
+def _echoed(found: Mapping[str, Any]) -> list[str]:
+    """What a rank holds and NCCL did not echo for it."""
+    wrong = []
+    for held in found["ranks"].values():
+        for name, value in held.items():
+            said = [words.get(name) for words in found["nccl_says"].values()]
+            if name not in SILENT and (len(said) < 2 or any(word != value for word in said)):
+                wrong.append(f"{name}={value}, NCCL says {said}")
+    return sorted(set(wrong))
+
+
+def _mib(memory: Mapping[str, Any]) -> str:
+    return " + ".join(f"{mib} MiB" for mib in memory["used_mib"].values())
+
+
+def write(state: Mapping[str, Any], failures: Mapping[str, str], folder: Path) -> None:
+    """Write the page and the document."""
+    judged = [{"claim": words, "holds": holds, "seen": seen} for words, holds, seen in claims(state)]
+    document = {**state, "date": results.today(), "claims": judged, "failures": dict(failures)}
+    results.write("engine-gpu", document, page(document), folder)
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The page of a run."""
+    versions = ", ".join(f"{name} {version}" for name, version in found.get("versions", {}).items())
+    gpus = [f"{gpu['name']} {gpu['uuid']}, driver {gpu['driver_version']}" for gpu in found.get("gpus", [])]
+    machine = found.get("machine", {})
+    marks = {True: "yes", False: "**NO**", None: "not run"}
+    parts = [
+        "# The real engine on a GPU",
+        f"Written by `tests/engine/gpu/run.py` on {found['date']}, project {found.get('project')}. {versions}.",
+        f"{'; '.join(gpus)}; {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB. "
+        "Raw `/server_info`, nvidia-smi before and after, log digests, commands: `engine-gpu.json`.",
+        "## Claims",
+        results.table(
+            ["claim", "holds", "seen"], [(c["claim"], marks[c["holds"]], c["seen"]) for c in found["claims"]]
+        ),
+        "## Steps\n\nBy `ops deploy` and its gate, one user, 256 tokens a run, prompts of the gate.",
+        results.table(
+            [
+                "steps",
+                "outcome",
+                "tok/s",
+                "ratio to the baseline (95 %)",
+                "runs",
+                "accept length",
+                "start, s",
+                "gate, s",
+            ],
+            [_row(steps, found[f"table/{steps}"]) for steps in STEPS if f"table/{steps}" in found],
+        ),
+        *_hand(found),
+        *_graphs(found),
+        *_nccl(found),
+    ]
+    if found["failures"]:
+        parts.append("## Failures\n\n" + results.table(["phase", "error"], list(found["failures"].items())))
+    commands = [(f"`{row['command']}`", row["exit_code"], row["seconds"]) for row in found.get("commands", [])]
+    return "\n\n".join([*parts, "## Commands", results.table(["command", "exit code", "s"], commands)])
+
+
+def _row(steps: int, found: Mapping[str, Any]) -> tuple[object, ...]:
+    figures, phases = found["figures"], found["phases"]
+    outcome = f"{found['outcome']}{' (speed threshold lifted)' if found['threshold_lifted'] else ''}"
+    if "baseline" in figures:
+        arm = figures["baseline"]["1"]
+        rate, ratio, runs = f"{arm['mean']:.1f} (sd {arm['sd']:.1f})", "-", arm["n"]
+    elif figures.get("speed"):
+        speed = figures["speed"][0]
+        rate, runs = f"{speed['tok_s']:.1f}", speed["runs"]
+        ratio = f"{speed['ratio']:.3f} ({speed['low']:.3f} to {speed['high']:.3f})" if "ratio" in speed else "-"
+    else:
+        rate, ratio, runs = "-", "-", "-"
+    return (
+        steps,
+        outcome,
+        rate,
+        ratio,
+        runs,
+        figures.get("accept_length", "-"),
+        phases.get("start"),
+        phases.get("gate"),
+    )
+
+
+def _hand(found: Mapping[str, Any]) -> Iterator[str]:
+    if "by-hand" not in found:
+        return
+    seen = found["by-hand"]
+    yield (
+        "## Deployed and launched by hand\n\nTwo servers on one GPU, measured in turns; "
+        f"{len(seen['pairs'])} pairs of starts. Deployed {seen['deployed']['mean']:.1f} tok/s (sd "
+        f"{seen['deployed']['sd']:.1f}), by hand {seen['by_hand']['mean']:.1f} (sd {seen['by_hand']['sd']:.1f}): ratio "
+        f"{seen['ratio']}, 95 % {seen['low']} to {seen['high']}. Means by pair: {seen['pairs']}."
+    )
+    timer = found["by-hand/0"]["device_timer"]
+    yield "## GPU time of a verify cycle (device timer)"
+    yield results.table(
+        ["category", "ms a cycle", "s in all"],
+        [(category, timer["ms_a_cycle"].get(category, "-"), s) for category, s in sorted(timer["seconds"].items())],
+    )
+
+
+def _graphs(found: Mapping[str, Any]) -> Iterator[str]:
+    rows = [
+        (found[step]["profile"], graph["graph"], graph["seconds"], graph["gb"])
+        for step in sorted(found)
+        if step.startswith(("table/", "nccl/lab")) and "graphs" in found[step]
+        for graph in found[step]["graphs"]
+    ]
+    if rows:
+        yield "## CUDA graphs"
+        yield results.table(["profile", "graph", "capture, s", "memory, GB"], rows)
+
+
+def _nccl(found: Mapping[str, Any]) -> Iterator[str]:
+    rows = []
+    for profile in NCCL_PROFILES:
+        if row := found.get(f"nccl/{profile}"):
+            speed = (row["figures"].get("speed") or [{}])[0]
+            said: dict[str, str] = next(iter(row["nccl_says"].values()), {})
+            settings = ", ".join(f"{name}={value}" for name, value in sorted(said.items()))
+            rows.append((profile, row["outcome"], speed.get("tok_s"), speed.get("ratio"), settings))
+    if rows:
+        yield "## NCCL sets over two GPUs"
+        yield results.table(["profile", "outcome", "tok/s", "ratio to its baseline", "NCCL's own words (rank 0)"], rows)
