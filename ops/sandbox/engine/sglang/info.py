@@ -208,7 +208,19 @@ def loads(server: Server) -> dict[str, Any]:
             "accept_length": lifetime.last_accept_length,
             "accept_rate": lifetime.last_accept_rate,
         }
-    load["disaggregation"] = {
+    load["disaggregation"] = _no_disaggregation()
+    load["queues"] = {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0}
+    return {
+        "timestamp": datetime.now(UTC).isoformat(),
+        "version": __version__,
+        "accelerator": None,
+        "num_accelerators": plan.ranks,
+        "loads": [load],
+    }
+
+
+def _no_disaggregation() -> dict[str, Any]:
+    return {
         "mode": "null",
         **dict.fromkeys(
             (
@@ -222,14 +234,6 @@ def loads(server: Server) -> dict[str, Any]:
         ),
         "kv_transfer_speed_gb_s": 0.0,
         "kv_transfer_latency_ms": 0.0,
-    }
-    load["queues"] = {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0}
-    return {
-        "timestamp": datetime.now(UTC).isoformat(),
-        "version": __version__,
-        "accelerator": None,
-        "num_accelerators": plan.ranks,
-        "loads": [load],
     }
 
 
