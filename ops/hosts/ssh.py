@@ -5,6 +5,8 @@ again.
 """
 
 import itertools
+import base64
+import hashlib
 import socket
 import threading
 import time
@@ -208,10 +210,16 @@ def _unreachable(spec: HostSpec, error: Exception) -> Unreachable:
     return Unreachable(f"{what} ({where})", hint=hint, host=spec.name)
 
 
+def _fingerprint(key: paramiko.PKey) -> str:
+    """As ssh-keygen -l prints it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
+
+
 def _explain(spec: HostSpec, error: Exception) -> tuple[str, str]:
     if isinstance(error, paramiko.BadHostKeyException):
         return (
-            f"its SSH host key is not the one in {spec.known_hosts}",
+            f"its SSH host key is {_fingerprint(error.key)}, and {spec.known_hosts} has "
+            f"{_fingerprint(error.expected_key)} for it",
             "if the host was reinstalled, replace its line there; if not, do not connect: somebody else may answer",
         )
     if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
