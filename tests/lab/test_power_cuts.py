@@ -50,7 +50,16 @@ def good(
 
 def freeze_in(host: Host, client: "subprocess.Popen[str]", phase: str, known: int, deadline_s: float = 60) -> None:
     """Stop the client when the host's journal says that the phase has begun; what the host does meanwhile goes on."""
-    follow = (docker_client(), "exec", host.container, "tail", "-n", f"+{known + 1}", "-F", f"{INSTANCE_DIR}/journal.jsonl")
+    follow = (
+        docker_client(),
+        "exec",
+        host.container,
+        "tail",
+        "-n",
+        f"+{known + 1}",
+        "-F",
+        f"{INSTANCE_DIR}/journal.jsonl",
+    )
     deadline = time.monotonic() + deadline_s
     with subprocess.Popen(follow, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as journal:
         assert journal.stdout is not None

@@ -38,7 +38,9 @@ class Deployed:
     def changed(self, *files: str) -> Iterator[Host]:
         """Let a test change these files or folders; afterwards they are as before, and so is what was not there."""
         for number, file in enumerate(files):
-            self.host.exec("sh", "-c", f"rm -rf /root/kept{number}; cp -a {file} /root/kept{number} 2>/dev/null || true")
+            self.host.exec(
+                "sh", "-c", f"rm -rf /root/kept{number}; cp -a {file} /root/kept{number} 2>/dev/null || true"
+            )
         yield self.host
         for number, file in enumerate(files):
             script = f"rm -rf {file}; if [ -e /root/kept{number} ]; then cp -a /root/kept{number} {file}; fi"
@@ -74,9 +76,7 @@ def supervisord(deployed: Callable[[str], Deployed]) -> Deployed:
 
 
 @pytest.mark.parametrize("kind", ["systemd", "supervisord"])
-def test_a_host_as_deployed_holds_and_every_question_was_asked(
-    deployed: Callable[[str], Deployed], kind: str
-) -> None:
+def test_a_host_as_deployed_holds_and_every_question_was_asked(deployed: Callable[[str], Deployed], kind: str) -> None:
     answer = deployed(kind).verify()
 
     assert answer.code == 0, answer
@@ -131,7 +131,9 @@ def test_a_drop_in_of_systemctl_edit_is_named(systemd: Deployed) -> None:
     folder = f"{UNIT}.d"
     with systemd.changed(folder) as host:
         override = "[Service]\\nEnvironment=NCCL_PROTO=Simple\\n"
-        host.exec("sh", "-c", f"mkdir {folder} && printf '{override}' >{folder}/override.conf && systemctl daemon-reload")
+        host.exec(
+            "sh", "-c", f"mkdir {folder} && printf '{override}' >{folder}/override.conf && systemctl daemon-reload"
+        )
         answer = systemd.verify()
 
     assert answer.code == 6, answer
