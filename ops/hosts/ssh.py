@@ -4,9 +4,9 @@ Host keys are always checked. Every agent verb may be repeated, so after a broke
 again.
 """
 
-import itertools
 import base64
 import hashlib
+import itertools
 import socket
 import threading
 import time

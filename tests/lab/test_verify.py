@@ -17,10 +17,21 @@ from .product import INSTANCE_DIR, PROFILE, UNIT, Answer, Operator, events, link
 pytestmark = pytest.mark.lab
 
 CURRENT = f"{INSTANCE_DIR}/current"
-ALL = (
-    "running environment engine-variables nccl-files nccl-log container release-files unit unit-overrides boot guard "
-    "limits topology"
-).split()
+ALL = [
+    "running",
+    "environment",
+    "engine-variables",
+    "nccl-files",
+    "nccl-log",
+    "container",
+    "release-files",
+    "unit",
+    "unit-overrides",
+    "boot",
+    "guard",
+    "limits",
+    "topology",
+]
 
 
 class Deployed:
