@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ops.bench.stats import Sample
 from ops.model.gate import Completion, Generation, Run, Server
 
+METHOD = 2
+"""Raised when runs measured before are no yardstick for runs measured now (part of a baseline's key)."""
 MIXED = "mixed"
 # A run counts as started cold when at most this share of its prompt came from the prefix cache. The first tokens
 # (a template's head, the begin-of-text token) may be shared by every request.
@@ -78,17 +80,19 @@ def _cold_run(
         # A flush leaves the prompts as they are, so both arms decode the same text. Where the engine refuses it
         # (admin key, no endpoint), a number in front makes every prompt new.
         flushed = server.flush_cache()
-        bust = "" if flushed and attempt == 0 else f"({number}.{attempt}) "
-        requests = [
-            Generation(text=f"{bust and bust[:-2] + f'.{i}) '}{text}", tokens=tokens, temperature=temperature)
-            for i, (_, text) in enumerate(prompts)
-        ]
+        texts = _apart([text for _, text in prompts], "" if flushed and attempt == 0 else f"{number}.{attempt}.")
+        requests = [Generation(text=text, tokens=tokens, temperature=temperature) for text in texts]
         alone = len(requests) == 1
         completions = server.batch(requests, len(requests), timeout_s, stream=alone)
         _complete(completions, tokens)
         if not any(_from_cache(c) for c in completions):
             return _run(completions, prompts[0][0] if alone else MIXED)
     raise RunFailed("prompts keep being answered from the prefix cache, flushed and changed alike")
+
+
+def _apart(texts: Sequence[str], bust: str) -> list[str]:
+    """Number the repetitions of a prompt within a batch (everything with `bust`): equal ones share a prefill."""
+    return [f"({bust}{i}) {text}" if bust or text in texts[:i] else text for i, text in enumerate(texts)]
 
 
 def _complete(completions: Sequence[Completion], tokens: int) -> None:

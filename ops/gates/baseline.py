@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ops.bench.measure import measure
+from ops.bench.measure import METHOD, measure
 from ops.gates import agreement, prompt_set
 from ops.gates import wanted as wanted_release
 from ops.model.gate import BaselineKey, BaselineRecord, Completion, Run, Server
@@ -26,7 +26,7 @@ def tokens_a_run(concurrency: int) -> int:
 
 def prompt_set_digest() -> str:
     """Return the digest of everything about a run that the two arms must have in common."""
-    return prompt_set.digest(TOKENS_ALONE, TOKENS_TOGETHER, agreement.TOKENS)
+    return prompt_set.digest(METHOD, TOKENS_ALONE, TOKENS_TOGETHER, agreement.TOKENS)
 
 
 def key(facts: Mapping[str, Any], manifest: Mapping[str, Any], release: str, concurrency: Sequence[int]) -> BaselineKey:
