@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ops.cli import output
 from ops.errors import ConfigError
+from ops.model.result import document
 
 if TYPE_CHECKING:
     from ops.flows.hosts import Project
@@ -39,4 +40,4 @@ def run(
         if row.details.get("diff"):
             print(row.details["diff"])
         output.print_result(row)
-    return int(output.document(command, rows)["exit_code"])
+    return int(document(command, rows)["exit_code"])

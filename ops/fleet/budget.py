@@ -57,7 +57,7 @@ def budget(rows: Mapping[str, Row], wave: Sequence[str], limit: int) -> Budget:
 
 
 def order(rows: Mapping[str, Row]) -> tuple[str, ...]:
-    """The roll's order: hosts that serve nothing first (they cost nobody anything), then as in `rows`; hosts that cannot
-    be asked are left out."""
+    """The roll's order: hosts that serve nothing first (they cost nobody anything), then as in `rows`; hosts that
+    cannot be asked are left out."""
     reachable = [host for host, row in rows.items() if row.get("state", "unknown") != "unknown"]
     return tuple(sorted(reachable, key=lambda host: in_service(rows[host])))

@@ -6,6 +6,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
+from ops.config.profiles import load_stack
 from ops.config.settings import find_project
 from ops.errors import OpsError
 from ops.fleet import budget, waves
@@ -35,8 +36,18 @@ def ops_profile(name: str, sources: Sequence[str]) -> dict[str, Any]:
     return _profile(name, sources).model_dump(mode="json")
 
 
+def ops_stack(name: str, sources: Sequence[str]) -> dict[str, Any]:
+    """The pinned stack of a profile, lock included, as a map."""
+    try:
+        return load_stack(_project(sources).root, _profile(name, sources).stack).model_dump(mode="json")
+    except OpsError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
 def ops_serial(name: str, hosts: int, sources: Sequence[str]) -> list[int]:
-    """The sizes of a roll's waves, for `serial`: from the profile's `rollout`."""
+    """The sizes of a roll's waves, for `serial`: from the profile's `rollout`; one by one where no profile is named."""
+    if not name:
+        return [1]
     return [wave.size for wave in waves.waves(_profile(name, sources).rollout, hosts)] or [1]
 
 
@@ -102,6 +113,7 @@ class FilterModule:
         """Filters by name."""
         return {
             "ops_profile": ops_profile,
+            "ops_stack": ops_stack,
             "ops_serial": ops_serial,
             "ops_wave": ops_wave,
             "ops_order": ops_order,

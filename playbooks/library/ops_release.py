@@ -5,13 +5,14 @@ module: ops_release
 short_description: What an SGLang host serves, as a transaction
 description:
   - Deploys a profile, goes back to a good release, or stops serving, on the host of the task. It is the same
-    transaction as C(ops deploy), C(ops rollback) and C(ops stop), with the same preflight, gate, journal, lock and guard.
+    transaction as C(ops deploy), C(ops rollback) and C(ops stop), with the same preflight, gate, journal, lock and
+    guard.
   - A failure leaves the host on the release that served before, proven, or says loudly that it does not.
   - Runs on the controller and reaches the host by the inventory's C(ansible_*) and C(ops_*) variables; the controller's
     Python needs C(ops).
   - In check mode nothing is touched; the diff shows the rendered files and links against the host's, secrets masked.
-  - Values of the profile's C(secrets) come from the variable C(ops_secrets) (a map; keep it in Ansible Vault), else from
-    the environment or C(.env) of the project. They are no option, so that no callback can show them.
+  - Values of the profile's C(secrets) come from the variable C(ops_secrets) (a map; keep it in Ansible Vault), else
+    from the environment or C(.env) of the project. They are no option, so that no callback can show them.
 options:
   state:
     description:

@@ -4,8 +4,9 @@ DOCUMENTATION = r"""
 module: ops_revert
 short_description: Put hosts back on the release they had before a roll
 description:
-  - Goes back host by host, each through the gate, as C(ops rollback --to) does, and asks for the budget before each. A
-    host that has no earlier release, or for which the budget is spent, stays as it is and is named. Meant for C(run_once).
+  - Goes back host by host, each through the gate, as C(ops rollback --to) does, and asks for the budget before each.
+    A host that has no earlier release, or for which the budget is spent, stays as it is and is named. Meant for
+    C(run_once).
   - Skipped in check mode, because a roll that touches nothing has nothing to put back.
 options:
   hosts:

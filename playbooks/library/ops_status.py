@@ -4,8 +4,8 @@ DOCUMENTATION = r"""
 module: ops_status
 short_description: Read what an SGLang host serves
 description:
-  - Reads state, release, admission, environment of the ranks, lock and last verdict from the host, as C(ops status) does.
-    Changes nothing. A host that cannot be asked is unreachable.
+  - Reads state, release, admission, environment of the ranks, lock and last verdict from the host, as C(ops status)
+    does. Changes nothing. A host that cannot be asked is unreachable.
 options: {}
 author:
   - ops (@ops)
