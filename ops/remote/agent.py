@@ -37,11 +37,15 @@ def _real_paths(arguments):
     return real
 
 
+def _module(name):
+    return importlib.import_module(f"ops.remote.{name}")
+
+
 def _fenced(arguments):
     """A verb that changes something is for the run that owns the host, and for nobody after it was undone."""
     run = arguments.pop("fence", None)
     if run is not None:
-        importlib.import_module("ops.remote.lock").require(arguments["instance_dir"], run)
+        _module("lock").require(arguments["instance_dir"], run)
 
 
 class VerbError(Exception):
@@ -57,9 +61,12 @@ def main():
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print of any library must not break the protocol
     write_lock = threading.Lock()
+    secrets = set()  # as they look inside JSON; the engine prints its own keys into its log and /server_info
 
     def send(message):
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        for secret in secrets:
+            line = line.replace(secret, b"***")
         with write_lock:
             view = memoryview(line)
             while view:
@@ -73,7 +80,9 @@ def main():
                 raise VerbError(f"no such verb: {request['verb']}")
             arguments = _real_paths(request["args"])
             _fenced(arguments)
-            verb = getattr(importlib.import_module(f"ops.remote.{module}"), function)
+            if "instance_dir" in arguments:
+                secrets.update(_module("keys").secret_values(arguments["instance_dir"]))
+            verb = getattr(_module(module), function)
             result = verb(lambda event: send({"id": number, "event": event}), **arguments)
             send({"id": number, "result": result})
         except BrokenPipeError:

@@ -28,3 +28,10 @@ def test_the_first_key_that_the_engine_has_is_taken(tmp_path: Path, repository: 
 def test_an_engine_without_keys_is_asked_without_one(tmp_path: Path) -> None:
     assert keys.read(keys.reference(str(tmp_path), "api-key")) is None
     assert keys.read(None) is None and keys.read("given") == "given"
+
+
+def test_secrets_of_every_linked_release_are_known_for_hiding(tmp_path: Path, repository: Path) -> None:
+    folder = instance(tmp_path, repository, {"SGLANG_API_KEY": 'sec"ret-one'})
+    (folder / "current" / "manifest.json").write_text('{"secrets": ["HF_TOKEN", "SGLANG_API_KEY"]}')
+    (folder / "current" / "engine.env").write_text("NCCL_PROTO=LL\nHF_TOKEN=hf_sentinel\n")
+    assert keys.secret_values(str(folder)) == {b'sec\\"ret-one', b"hf_sentinel"}
