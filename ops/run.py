@@ -17,6 +17,8 @@ from ops.model.release import Release
 from ops.model.state import Facts
 from ops.remote import keys
 
+ANSWER_S = 120.0
+"""Lists of files of 200 packages are compared in 1 s from a warm disk; a loaded host takes longer."""
 GateRunner = Callable[["Run", str, Subset], GateReport]
 Remember = Callable[["Run", GateReport], None]
 
@@ -24,7 +26,7 @@ FENCED = frozenset(
     {
         *("guard.arm", "guard.disarm", "guard.finish", "guard.install", "guard.rearm"),
         *("lifecycle.activate", "lifecycle.drain", "lifecycle.start", "lifecycle.stop"),
-        *("store.prune", "store.set_link", "store.stage"),
+        *("stack.prune", "store.prune", "store.set_link", "store.stage"),
     }
 )
 """Verbs that change what the host runs. A client that was away (frozen, cut off) repeats its last call when it is back;
@@ -195,3 +197,18 @@ def observe(host: Host, **kwargs: Any) -> Facts:
 def hashes(manifest: Mapping[str, Any]) -> dict[str, str]:
     """{file: sha256} of a release's files, without those that hold secrets (their digest leaves the secrets out)."""
     return {name: file["sha256"] for name, file in manifest["files"].items() if not file["secrets_left_out"]}
+
+
+def software_answer(host: Host, manifest: Mapping[str, Any]) -> Any:
+    """What the running environment says of its own packages; None where the release does not name its software."""
+    software = manifest.get("software")
+    if software is None:
+        return None
+    return host.call(
+        "stack.prove_current",
+        instance_dir=host.spec.instance_dir,
+        instance=host.spec.instance,
+        software=software,
+        timeout_s=ANSWER_S,
+        wait_s=ANSWER_S + 60.0,
+    )

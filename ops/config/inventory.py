@@ -33,6 +33,9 @@ FIELDS = {
     "ops_instance": "instance",
     "ops_engine_python": "engine_python",
     "ops_paths": "paths",
+    "ops_stacks": "stacks",
+    "ops_container_gpus": "container_gpus",
+    "ops_container_mounts": "container_mounts",
     "ops_bind": "bind",
     "ops_search_path": "search_path",
     "ops_supervisor": "supervisor",
@@ -40,7 +43,7 @@ FIELDS = {
     "ops_supervisorctl": "supervisorctl",
     "ops_time_scale": "time_scale",
 }
-PATHS = ("root", "engine_python", "supervisor_conf", "supervisorctl", "key_file", "known_hosts")
+PATHS = ("root", "engine_python", "stacks", "supervisor_conf", "supervisorctl", "key_file", "known_hosts")
 EXPRESSION = re.compile(r"\{\{\s*(.*?)\s*\}\}")
 RANGE = re.compile(r"\[([0-9]+):([0-9]+)\]")
 

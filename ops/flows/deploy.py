@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ops.errors import ConfigError, OpsError
 from ops.execute import transaction
-from ops.flows import gating, preflight
+from ops.flows import gating, preflight, software
 from ops.flows.hosts import Project, run_on
 from ops.flows.ownership import owned, refuse_if_held, renew
 from ops.flows.report import failed, gate_summary
@@ -65,7 +65,12 @@ def _deploy(run: Run, candidate: _Candidate, options: DeployOptions) -> HostResu
     if not options.dry_run:
         refuse_if_held(run, options.break_lock)
     run.releases = {r.id: r for r in (release, fallback) if r is not None}
-    facts = run.observe(ports=[profile.engine.port], models=gating.models(run, profile), gpus=True)
+    facts = run.observe(
+        ports=[profile.engine.port],
+        models=gating.models(run, profile),
+        gpus=True,
+        software=software.wanted(release, fallback),
+    )
     result = HostResult(
         host=run.host.name,
         instance=run.host.spec.instance,

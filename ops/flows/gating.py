@@ -17,7 +17,7 @@ from ops.model.profile import Profile
 from ops.model.result import HostResult
 from ops.model.state import profile_name
 from ops.model.verdict import Outcome
-from ops.run import Run
+from ops.run import Run, software_answer
 from ops.steps.gate import note
 
 _OUTCOMES = {
@@ -69,10 +69,11 @@ def server(run: Run, release: str) -> LiveServer:
 
     # GPUs, driver and memory are asked once a gate: nvidia-smi is slow, and no check looks at them again.
     gpus = run.observe(gpus=True)["gpus"]
+    software = software_answer(run.host, run.manifest(release))
 
     def look() -> Mapping[str, Any]:
         facts = run.observe(ports=[profile.engine.port], models=models(run, profile))
-        run.facts = {**facts, "gpus": gpus}
+        run.facts = {**facts, "gpus": gpus, "software_answer": software}
         return run.facts
 
     look()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import docker
+from docker.client import DockerClient
 from docker.errors import APIError, DockerException, ImageNotFound
 
 from ops.errors import ConfigError
@@ -60,7 +60,7 @@ def build(project: Path, stack: Stack, say: Say, *, argv: Sequence[str] = ()) ->
     return built, found
 
 
-def _pull_base(client: docker.DockerClient, lock: StackLock, say: Say) -> None:
+def _pull_base(client: DockerClient, lock: StackLock, say: Say) -> None:
     """Fetch the base by digest, with progress; a base that is here already is not asked for again."""
     if lock.base is None or lock.base.digest is None:
         return
@@ -116,7 +116,7 @@ def verify(project: Path, name: str, *, argv: Sequence[str] = (), archs: Sequenc
         return examine(client, image.id, lock, digest, argv=argv, archs=archs)
 
 
-def _present(client: docker.DockerClient, image: BuiltImage) -> Any:
+def _present(client: DockerClient, image: BuiltImage) -> Any:
     try:
         return client.images.get(image.id)
     except ImageNotFound as error:
@@ -127,7 +127,7 @@ def _present(client: docker.DockerClient, image: BuiltImage) -> Any:
 
 
 def examine(
-    client: docker.DockerClient,
+    client: DockerClient,
     image_id: str,
     lock: StackLock,
     lock_sha256: str,

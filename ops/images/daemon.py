@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import docker
+from docker.client import DockerClient
 from docker.errors import APIError, DockerException
 
 from ops.errors import ConfigError
@@ -15,10 +15,10 @@ TIMEOUT_S = 600
 
 
 @contextmanager
-def daemon(timeout_s: int = TIMEOUT_S) -> Iterator[docker.DockerClient]:
+def daemon(timeout_s: int = TIMEOUT_S) -> Iterator[DockerClient]:
     """A client of the daemon that DOCKER_HOST names. Raises: ConfigError when none answers."""
     try:
-        client = docker.from_env(timeout=timeout_s)
+        client = DockerClient.from_env(timeout=timeout_s)
         client.ping()
     except (DockerException, OSError) as error:
         raise ConfigError(

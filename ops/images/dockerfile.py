@@ -12,13 +12,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ops.errors import ConfigError
 from ops.model.stack import Stack, StackLock
-from ops.stacks.lock import lock_bytes, requirements
+from ops.stacks.lock import requirements
 
 PREFIX = "/opt/sglang"
 CACHE = "/var/cache/engine"
 USER = "ops-engine"
 UID = 10001
-"""The engine's user in every image: no user of the host has it, and files for the container are given to it by number."""
+"""The engine's user in every image: no user of a host has it, and files for it are given to it by number."""
 
 
 def docker_folder() -> Path:
@@ -78,12 +78,12 @@ def dockerfile(lock: StackLock, lock_sha256: str, stack: Stack) -> str:
 
 
 def context_files(lock: StackLock, lock_sha256: str, stack: Stack, folder: Path) -> dict[str, bytes]:
-    """Every file of the build: name to content. Args: folder: where the stack's wheels and patches lie."""
+    """Every file of the build: name to content. Args: folder: where the lock, the stack's wheels and patches lie."""
     files = {
         "Dockerfile": dockerfile(lock, lock_sha256, stack).encode(),
         ".dockerignore": (docker_folder() / "dockerignore").read_bytes(),
         "requirements.txt": requirements(lock).encode(),
-        "stack.lock": lock_bytes(lock),
+        "stack.lock": (folder / f"{lock.stack}.lock").read_bytes(),
     }
     for kind, entries in (("wheels", stack.wheels), ("patches", stack.patches)):
         for entry in entries:

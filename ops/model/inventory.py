@@ -24,6 +24,18 @@ class HostSpec(Data):
     instance: str = Field("default", pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", description="ops_instance.")
     engine_python: AbsolutePath = Field("/opt/sglang/bin/python", description="ops_engine_python.")
     paths: dict[str, str] = Field(default_factory=dict, description="ops_paths: path prefix to the prefix here.")
+    stacks: AbsolutePath | None = Field(
+        None,
+        description="ops_stacks: folder of the environments that `ops host install` makes; native releases start from "
+        "there. null: from ops_engine_python.",
+    )
+    container_gpus: str = Field(
+        "all", pattern=r"^(all|none|[A-Za-z0-9=,_-]+)$", description="ops_container_gpus: value of docker's --gpus."
+    )
+    container_mounts: dict[str, str] = Field(
+        default_factory=dict,
+        description="ops_container_mounts: folder of the host to folder in the container, writable.",
+    )
     bind: Line | None = Field(None, description="ops_bind: replaces the profile's engine.host.")
     search_path: tuple[AbsolutePath, ...] = Field((), description="ops_search_path: folders before the standard PATH.")
     supervisor: Literal["systemd", "supervisord"] | None = Field(None, description="ops_supervisor; null: detect.")

@@ -26,7 +26,8 @@ ALLOWED = ("pip", "setuptools", "wheel")
 def record_digest(rows):
     """Digest of the rows (path, hash, size) of a RECORD that an installation keeps as they are in the wheel.
 
-    Left out: what installers write themselves, what has no hash, and scripts, whose first line an installer changes.
+    Left out: what installers write themselves, what has no hash, scripts, whose first line an installer changes, and
+    bytecode, which an installer makes anew.
     """
     kept = set()
     for row in rows:
@@ -44,8 +45,14 @@ def record_digest(rows):
         folder, _, name = path.rpartition("/")
         if folder.endswith(".dist-info") and name in _GENERATED:
             continue
+        if _is_bytecode(path):
+            continue
         kept.add((path, row[1]))
     return hashlib.sha256("".join(f"{path} {digest}\n" for path, digest in sorted(kept)).encode()).hexdigest()
+
+
+def _is_bytecode(path):
+    return "__pycache__/" in path or path.endswith(".pyc")
 
 
 def gpu_archs(path):
@@ -125,6 +132,7 @@ def packages(wanted, patched, folders, deep):
     here = installed(folders)
     problems = []
     files = 0
+    claims = _claims(here) if deep else {}
     for package in wanted:
         found = here.get(package["name"])
         if found is None:
@@ -143,7 +151,7 @@ def packages(wanted, patched, folders, deep):
             )
             continue
         if deep:
-            count, changed = _changed(found, patched)
+            count, changed = _changed(found, patched, claims)
             files += count
             problems += [f"{package['name']}: {text}" for text in changed[:_MAX_NAMED]]
             if len(changed) > _MAX_NAMED:
@@ -157,13 +165,23 @@ def packages(wanted, patched, folders, deep):
     return {"problems": problems, "installed": len(here), "files": files}
 
 
-def _changed(found, patched):
+def _claims(here):
+    """{(site, path): {hashes}}: some wheels install a file of the same name, and the last one wins."""
+    found: "dict[tuple[str, str], set[str]]" = {}
+    for distribution in here.values():
+        for row in distribution["rows"] or ():
+            if len(row) >= 2 and row[1]:
+                found.setdefault((distribution["site"], row[0]), set()).add(row[1])
+    return found
+
+
+def _changed(found, patched, claims):
     problems = []
     count = 0
     for row in found["rows"]:
         if len(row) < 2 or not row[1].startswith("sha256=") or row[0].startswith(("../", "/")):
             continue
-        if row[0].endswith(".dist-info/direct_url.json"):
+        if row[0].endswith(".dist-info/direct_url.json") or _is_bytecode(row[0]):
             continue
         path = os.path.join(found["site"], row[0])
         count += 1
@@ -173,7 +191,7 @@ def _changed(found, patched):
         elif row[0] in patched:
             if digest.hex() != patched[row[0]]:
                 problems.append(f"{row[0]} is not the file that the stack's patches make")
-        elif digest != _unpadded(row[1][7:]):
+        elif digest not in {_unpadded(claim[7:]) for claim in claims[(found["site"], row[0])]}:
             problems.append(f"{row[0]} was changed after it was installed")
     return count, problems
 
@@ -262,6 +280,20 @@ def kernels(names, folders):
     return found
 
 
+def from_lock(path, sha256):
+    """{packages, patched} of a lock file. Raises: ValueError when it is another lock, OSError when there is none."""
+    with open(path, "rb") as file:
+        content = file.read()
+    seen = hashlib.sha256(content).hexdigest()
+    if seen != sha256:
+        raise ValueError(f"it was made of lock {seen[:12]}, the release of {sha256[:12]}")
+    lock = json.loads(content)
+    patched = {}
+    for patch in lock["patches"]:
+        patched.update(patch["result"])
+    return {"packages": lock["packages"], "patched": patched}
+
+
 def site_folders():
     """Where this Python looks for packages."""
     import sysconfig
@@ -270,8 +302,16 @@ def site_folders():
 
 
 def probe(request):
-    """Answer a request {packages, patched, deep, argv, kernels, nccl}; see the functions above for the answers."""
+    """Answer a request {packages, patched, deep, argv, kernels, nccl}; see the functions above for the answers.
+
+    With {lock_file, lock_sha256} the packages are those of the lock that lies in the environment, when it is that lock.
+    """
     folders = site_folders()
+    if "lock_file" in request:
+        try:
+            request = {**request, **from_lock(request["lock_file"], request["lock_sha256"])}
+        except (OSError, ValueError) as error:
+            return {"problem": str(error)}
     timeout_s = request.get("timeout_s", 300)
     answer = {
         "python": "%d.%d" % sys.version_info[:2],

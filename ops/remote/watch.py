@@ -52,7 +52,7 @@ def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, 
     tail = _Tail(log, log_offset)
     answers: "queue.SimpleQueue[int | None]" = queue.SimpleQueue()
     stop = threading.Event()
-    threading.Thread(target=_poll_health, args=(answers, stop, pid, address, port), daemon=True).start()
+    threading.Thread(target=_poll_health, args=(answers, stop, pid, address, port, instance_dir), daemon=True).start()
     health, ready_at = None, None
     try:
         while True:
@@ -68,9 +68,9 @@ def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, 
                 outcome = "died"
             elif run is not None and not _still_armed(instance_dir, run):
                 outcome = "undone"
-            elif ready_at is not None and time.monotonic() - ready_at > ready["patience_s"]:
-                outcome = "serving"
-            elif health == 200 and supervisors.get(supervisor).state()["state"] == "running":
+            elif (ready_at is not None and time.monotonic() - ready_at > ready["patience_s"]) or (
+                health == 200 and supervisors.get(supervisor).state()["state"] == "running"
+            ):
                 outcome = "serving"
             elif time.time() > deadline_at:
                 outcome = "timed-out"
@@ -89,17 +89,24 @@ def _still_armed(instance_dir, run):
     return armed is not None and armed.get("RUN") == run
 
 
-def _poll_health(answers, stop, pid, address, port):
-    """Ask /health only on a socket that this engine owns: a 200 may come from a server that was there before."""
+def _poll_health(answers, stop, pid, address, port, instance_dir):
+    """Ask /health only on a socket that this engine owns: a 200 may come from a server that was there before.
+
+    In a container the engine is no child of what the supervisor started; it carries the instance's marker.
+    """
     family = {pid}
     while not stop.is_set():
         listeners = processes.listeners({port})
         for entry in listeners:
-            if entry["pid"] in family or _descends(entry["pid"], pid):
+            if entry["pid"] in family or _descends(entry["pid"], pid) or _marked(entry["pid"], instance_dir):
                 status, _ = probe.get(address, port, "/health", timeout_s=25.0)  # the engine itself waits up to 20 s
                 answers.put(status)
                 break
         stop.wait(_HEALTH_EVERY_S if listeners else 0.1)
+
+
+def _marked(pid, instance_dir):
+    return bool(pid) and (processes.environ(pid) or {}).get(processes.MARKER) == instance_dir
 
 
 def _descends(pid, ancestor):

@@ -1,6 +1,7 @@
 """The engine's command line, as words: one tuple a flag. No shell text here; templates quote."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,11 @@ from ops.model.stack import Stack
 Flag = tuple[str, ...]
 SECRETS_FILE = "secrets.yaml"
 CONTAINER_SECRETS = "/run/ops/secrets.yaml"
+CONTAINER_PYTHON = "/opt/sglang/bin/python"
+CONTAINER_CACHE = "/var/cache/engine"
+CONTAINER_UID = 10001
+OWNER_FORMAT = '{{with index .Config.Labels "ops.instance-dir"}}{{.}}{{else}}-{{end}}'
+"""As `docker/Dockerfile.j2` makes them; a test compares."""
 
 
 def engine_argv(profile: Profile, host: HostSpec) -> tuple[Flag, ...]:
@@ -30,26 +36,59 @@ def secret_flags(profile: Profile) -> dict[str, str]:
 def container_argv(profile: Profile, stack: Stack, host: HostSpec) -> tuple[Flag, ...]:
     """Words of `docker run` up to the image; paths that launch.sh knows at run time are left to the template.
 
-    Raises: ConfigError when the stack has no image by digest.
+    The restart policy is `no`: systemd starts it again, never both. Docker keeps no log: launch.sh writes one.
     """
-    image = stack.image
-    if image is None or image.digest is None:
-        raise ConfigError(
-            f"profile {profile.name} has runtime docker, but stack {stack.name} has no image digest",
-            hint="lock and build the stack's image first, or use runtime native",
-        )
     models = [host.path(profile.engine.model_path)]
     if profile.speculation is not None:
         models.append(host.path(profile.speculation.draft_path))
+    stop_wall_s = max(1, math.ceil(profile.timeouts.stop_timeout_s / host.time_scale))
     return (
-        ("--name", f"sglang-{host.instance}"),
+        ("--name", container_name(host)),
+        ("--pull", "never"),
+        ("--restart", "no"),
+        ("--log-driver", "none"),
         ("--network", "host"),
         ("--ipc", "host"),
-        ("--gpus", "all"),
+        *((("--gpus", host.container_gpus),) if host.container_gpus != "none" else ()),
         ("--ulimit", "memlock=-1"),
         ("--ulimit", "stack=67108864"),
-        *(("--mount", f"type=bind,src={path},dst={path},readonly") for path in models),
+        ("--ulimit", "nofile=1048576:1048576"),
+        ("--stop-signal", "SIGTERM"),
+        ("--stop-timeout", str(stop_wall_s)),
+        # Named without a value it is removed: a word of NVIDIA's base images, no setting of NCCL.
+        *((("--env", "NCCL_VERSION"),) if "NCCL_VERSION" not in profile.env else ()),
+        *(("--mount", f"type=bind,src={path},dst={path},readonly") for path in dict.fromkeys(models)),
+        *(("--mount", f"type=bind,src={src},dst={dst}") for src, dst in sorted(host.container_mounts.items())),
+        *_kernel_cache(stack),
     )
+
+
+def container_name(host: HostSpec) -> str:
+    """The one name that a container of the host's instance has."""
+    return f"sglang-{host.instance}"
+
+
+def image_word(profile: Profile, stack: Stack) -> str:
+    """What `docker run` starts: the image's own id, else its digest in a registry; never a tag.
+
+    Raises: ConfigError when neither is known.
+    """
+    image = stack.image
+    if image is not None and image.id is not None:
+        return image.id
+    if image is not None and image.digest is not None:
+        return image.reference
+    raise ConfigError(
+        f"profile {profile.name} has runtime docker, but stack {stack.name} has no image digest"
+        + (f" for its lock {stack.lock_sha256[:12]}" if stack.lock_sha256 else ""),
+        hint=f"ops image build {stack.name}; or use runtime native",
+    )
+
+
+def _kernel_cache(stack: Stack) -> Iterator[Flag]:
+    """A volume for kernels compiled at run time. It belongs to one lock: another build's kernels are never reused."""
+    if stack.lock_sha256 is not None:
+        yield ("--mount", f"type=volume,src=ops-kernels-{stack.folder},dst={CONTAINER_CACHE}")
 
 
 def server_info(profile: Profile, host: HostSpec) -> dict[str, Any]:

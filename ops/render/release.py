@@ -42,6 +42,8 @@ def render(
         raise ConfigError(
             f"host {host.name}: is it systemd or supervisord?", hint="set ops_supervisor in the inventory, or connect"
         )
+    if profile.runtime == "native":
+        host = host.model_copy(update={"engine_python": engine_python(stack, host)})
     values = secrets or {}
     environment = engine_environment(profile, nccl, host)
     files = [
@@ -93,11 +95,39 @@ def _launch_values(profile: Profile, stack: Stack, host: HostSpec) -> dict[str, 
         "host": host,
         "flags": argv.engine_argv(profile, host),
         "container": argv.container_argv(profile, stack, host) if docker else (),
-        "image": f"{stack.image.repository}@{stack.image.digest}" if docker and stack.image else "",
+        "image": argv.image_word(profile, stack) if docker else "",
+        "image_name": stack.image.reference if docker and stack.image else "",
+        "container_name": argv.container_name(host),
+        "container_python": argv.CONTAINER_PYTHON,
+        "container_uid": str(argv.CONTAINER_UID),
+        "owner_format": argv.OWNER_FORMAT,
         "has_secret_flags": bool(argv.secret_flags(profile)),
         "secrets_file": argv.SECRETS_FILE,
         "container_secrets": argv.CONTAINER_SECRETS,
     }
+
+
+def engine_python(stack: Stack, host: HostSpec) -> str:
+    """The Python that a native release starts: of the stack's environment where the host keeps such, else the host's.
+
+    Raises: ConfigError when the host keeps such and the stack has no lock.
+    """
+    if host.stacks is None:
+        return host.engine_python
+    if stack.lock_sha256 is None:
+        raise ConfigError(f"stack {stack.name} has no lock", hint=f"ops stack lock {stack.name}", host=host.name)
+    return f"{host.stacks.rstrip('/')}/{stack.folder}/bin/python"
+
+
+def _software(profile: Profile, stack: Stack, host: HostSpec) -> dict[str, Any]:
+    """What the release runs on, to be looked for, proven, fetched and kept (`ops.remote.stack`)."""
+    common = {"stack": stack.name, "lock": stack.lock_sha256}
+    if profile.runtime == "docker":
+        reference = stack.image.reference if stack.image and stack.image.digest else None
+        return {"kind": "image", "id": argv.image_word(profile, stack), "reference": reference, **common}
+    if host.stacks is not None:
+        return {"kind": "venv", "path": host.engine_python.removesuffix("/bin/python"), **common}
+    return {"kind": "python", "path": host.engine_python, **common}
 
 
 def _unit_values(profile: Profile, stack: Stack, host: HostSpec) -> dict[str, Any]:
@@ -125,6 +155,7 @@ def _manifest(
         "profile": profile.model_dump(mode="json"),
         "stack": stack.model_dump(mode="json"),
         "stack_lock_sha256": stack.lock_sha256,
+        "software": _software(profile, stack, host),
         "nccl": nccl.model_dump(mode="json"),
         "host": host.name,
         "instance": host.instance,

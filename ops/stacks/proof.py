@@ -8,6 +8,7 @@ from typing import Any
 
 from ops.model.stack import KERNEL_PACKAGES, StackLock
 from ops.model.verdict import Question, Verdict
+from ops.remote.stack import IMAGE_LOCK
 from ops.stacks.lock import covers
 
 PACKAGES = Question("packages", "Are the installed packages, file by file, the locked ones?")
@@ -34,6 +35,19 @@ def request(
         "kernels": [name for name in KERNEL_PACKAGES if lock.package(name) is not None] if deep else [],
         "timeout_s": timeout_s,
     }
+
+
+def self_request(software: Mapping[str, Any], *, deep: bool) -> dict[str, Any]:
+    """What to ask an environment that carries its lock: is it what that lock says, and is it the release's lock?"""
+    file = IMAGE_LOCK if software["kind"] == "image" else f"{software['path']}/stack.lock"
+    return {"lock_file": file, "lock_sha256": software["lock"], "deep": deep}
+
+
+def self_verdict(answer: Mapping[str, Any], *, deep: bool) -> Verdict:
+    """Judge the answer to `self_request`."""
+    if "problem" in answer:
+        return PACKAGES.failed(answer["problem"], "build or install the stack again from its lock", **answer)
+    return _packages(answer, deep)
 
 
 def verdicts(
@@ -119,6 +133,13 @@ def _kernels(answer: Mapping[str, Any], lock: StackLock, archs: Sequence[str]) -
             "take a stack whose kernels were built for these GPUs: they end in `no kernel image is available`",
         )
     return KERNELS.passed(f"code for {', '.join(archs)}" if archs else "the locked architectures")
+
+
+def shown(software: Mapping[str, Any]) -> str:
+    """An image or an environment as people name it."""
+    if software["kind"] == "image":
+        return str(software["id"]).rpartition("sha256:")[2][:12]
+    return str(software["path"])
 
 
 def archs_of(gpus: Mapping[str, Any] | None) -> list[str]:

@@ -15,7 +15,7 @@ from ops.model.ports import Host
 from ops.model.profile import SECRET_FLAGS
 from ops.model.state import Facts, profile_name
 from ops.model.verdict import Question, Verdict
-from ops.run import observe, supervisor_of
+from ops.run import observe, software_answer, supervisor_of
 
 __all__ = ["Check", "Question", "Seen", "Verdict", "all_checks", "ask", "look"]
 
@@ -103,4 +103,5 @@ def look(host: Host) -> tuple[Facts, list[Verdict]]:
         secrets={release: [*manifest["secrets"], *SECRET_FLAGS]},
         wait_s=60.0,
     )
-    return facts, ask(Seen(facts, deployed, manifest))
+    seen = {**facts, "software_answer": software_answer(host, manifest)}
+    return facts, ask(Seen(seen, deployed, manifest))
