@@ -4,11 +4,13 @@ The transaction is the one of `ops.flows`; here is only what Ansible adds: a pre
 patience with a lock that another run still holds.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ops.config.profiles import load_nccl, load_stack
 from ops.errors import OpsError
 from ops.fleet.diff import Diff, differences, secret_names
 from ops.flows.control import control
@@ -55,6 +57,13 @@ class Wish:
     diff: bool = False
     wait_s: float | None = None
     options: DeployOptions = field(default_factory=DeployOptions)
+
+
+def digest(project: Project, profile: Profile) -> str:
+    """Digest of all that a profile's releases are made from, but for the hosts. Raises: ConfigError."""
+    parts = (profile, load_stack(project.root, profile.stack), load_nccl(project.root, profile.nccl))
+    text = "\n".join(part.model_dump_json() for part in parts)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def present(project: Project, profile: Profile, spec: HostSpec, wish: Wish, reporter: Reporter) -> Told:

@@ -24,6 +24,11 @@ class ActionModule(Action):
             if not arguments["profile"]:
                 raise ConfigError("state present needs a profile", hint="-e profile=<a file in envs/profiles>")
             self.profile = project.profile(arguments["profile"])
+            if arguments["digest"] not in (None, host_task.digest(project, self.profile)):
+                raise ConfigError(
+                    f"profile {self.profile.name}, its stack or its NCCL set was changed since the roll began",
+                    hint="start the roll again: hosts that are done get the same as the others",
+                )
 
     def work(
         self, project: Project, spec: HostSpec, arguments: Mapping[str, Any], reporter: EventReporter

@@ -10,8 +10,10 @@ from ops.config.profiles import load_stack
 from ops.config.settings import find_project
 from ops.errors import OpsError
 from ops.fleet import budget, waves
+from ops.fleet.host_task import digest
 from ops.flows.hosts import Project
 from ops.model.profile import Profile
+from ops.model.profile_parts import Rollout
 from ops.render import without_secrets
 
 
@@ -44,16 +46,27 @@ def ops_stack(name: str, sources: Sequence[str]) -> dict[str, Any]:
         raise AnsibleFilterError(str(error)) from error
 
 
-def ops_serial(name: str, hosts: int, sources: Sequence[str]) -> list[int]:
-    """The sizes of a roll's waves, for `serial`: from the profile's `rollout`; one by one where no profile is named."""
-    if not name:
+def ops_digest(name: str, sources: Sequence[str]) -> str:
+    """Digest of everything that a profile resolves to: it, its stack and its NCCL set. Two hosts of one roll get the
+    same."""
+    try:
+        return digest(_project(sources), _profile(name, sources))
+    except OpsError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+def ops_serial(hostvars: Mapping[str, Any], names: Sequence[str], rollout: str = "ops_rollout") -> list[int]:
+    """The sizes of a roll's waves, for `serial`. rollout: the hosts' variable that holds the profile's rollout."""
+    hosts = ops_order(names, hostvars)
+    if not hosts:
         return [1]
-    return [wave.size for wave in waves.waves(_profile(name, sources).rollout, hosts)] or [1]
+    found = waves.waves(Rollout.model_validate(dict(hostvars[hosts[0]][rollout])), len(hosts))
+    return [wave.size for wave in found]
 
 
-def ops_wave(name: str, position: int, hosts: int, sources: Sequence[str]) -> dict[str, Any]:
-    """The wave that begins with host `position` of `hosts`: batch, size, opens, closes, canary."""
-    wave = waves.wave_of(waves.waves(_profile(name, sources).rollout, hosts), position)
+def ops_wave(rollout: Mapping[str, Any], position: int, hosts: int) -> dict[str, Any]:
+    """The wave of a rollout that begins with host `position` of `hosts`: batch, size, opens, closes, canary."""
+    wave = waves.wave_of(waves.waves(Rollout.model_validate(dict(rollout)), hosts), position)
     shown = {"batch": wave.batch, "size": wave.size, "opens": wave.opens, "closes": wave.closes}
     return {**shown, "canary": wave.batch == waves.CANARY}
 
@@ -114,6 +127,7 @@ class FilterModule:
         return {
             "ops_profile": ops_profile,
             "ops_stack": ops_stack,
+            "ops_digest": ops_digest,
             "ops_serial": ops_serial,
             "ops_wave": ops_wave,
             "ops_order": ops_order,

@@ -30,6 +30,11 @@ options:
       - For O(state=good), a release id, V(baseline), or V(previous) (the last good one other than the current).
       - Left out, the last good one; nothing changes where it serves already.
     type: str
+  digest:
+    description:
+      - What I(profile) resolved to when the roll began (filter C(ops_digest)). Refused when the files say something
+        else by now, so that all hosts of a roll get the same.
+    type: str
   message:
     description: Why; shown by the lock and kept in the journal.
     type: str

@@ -1,4 +1,4 @@
-"""Three sandboxes in one inventory, as a cheap fleet: `ops` and `ansible-playbook` as processes, evidence from outside."""
+"""Three sandboxes in one inventory as a cheap fleet: `ops` and `ansible-playbook` as processes, seen from outside."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rig import REPOSITORY, Client, Done, lay_down_project
 
 from ops.sandbox.host import Sandbox
-from rig import REPOSITORY, Client, Done, lay_down_project
 
 NAMES = ("alpha", "beta", "gamma")
 TIME_SCALE = 50.0

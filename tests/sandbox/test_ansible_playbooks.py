@@ -1,4 +1,4 @@
-"""Playbooks run by hand: if this fails, `ansible-playbook` and `ops` disagree about a host, or a dry run touches one."""
+"""Playbooks run by hand: if this fails, `ansible-playbook` and `ops` disagree, or a dry run touches a host."""
 
 import json
 import subprocess
@@ -24,7 +24,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def pids(hosts: Fleet) -> dict[str, set[int]]:
-    return {name: {process.pid for process in box.processes()} for name, box in hosts.boxes.items()}
+    """Launcher, ranks and detokenizer of each host; never empty."""
+    found = {
+        name: {process.pid for process in box.processes() if "sglang" in process.title}
+        for name, box in hosts.boxes.items()
+    }
+    assert all(len(engine) >= 4 for engine in found.values()), found
+    return found
 
 
 def kept(hosts: Fleet) -> dict[str, dict[str, bytes]]:
@@ -109,6 +115,7 @@ def test_the_other_playbooks_run_by_hand_and_a_second_time_change_nothing(hosts:
     stopped = hosts.play("stop.yml", "-e", "target=gpu", "--limit", "gamma")
     assert stopped.recap("changed") == {"gamma": 1}, str(stopped)
     assert hosts.serving()["gamma"] is None
+    assert [process.title for process in hosts.boxes["gamma"].processes() if "sglang" in process.title] == []
     assert hosts.admitted("gamma") is None
     assert hosts.play("stop.yml", "-e", "target=gpu", "--limit", "gamma").recap("changed") == {"gamma": 0}
 

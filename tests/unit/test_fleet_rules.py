@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.fleet.budget import budget, order
-from ops.fleet.waves import waves, wave_of
+from ops.fleet.waves import wave_of, waves
 from ops.model.profile_parts import Rollout
 
 SERVING = {"state": "serving", "admitted": True}

@@ -1,0 +1,266 @@
+"""Rolling deploys: if this fails, a bad release spreads over a fleet, or a fleet serves less than was promised."""
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_rig import Fleet, fleet
+from rig import BRIEF, Done, until
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(900)]
+PORT = 8000
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three hosts that serve `good`; a test leaves them so."""
+    with fleet(tmp_path_factory.mktemp("fleet"), load_timeout_s=1000, gate_timeout_s=1500) as found:
+        first = found.ops("deploy", "--profile", "good")
+        assert first.code == 0, first.stderr
+        yield found
+
+
+def rows(done: Done) -> dict[str, dict[str, Any]]:
+    return {row["host"]: row for row in done.document["hosts"]}
+
+
+def back_to_good(hosts: Fleet) -> None:
+    done = hosts.ops("deploy", "--profile", "good")
+    assert done.code == 0, done.stderr
+    assert hosts.serving() == dict.fromkeys(hosts.boxes, "good")
+
+
+def test_a_canary_that_fails_its_gate_leaves_the_rest_untouched(hosts: Fleet) -> None:
+    hosts.boxes["alpha"].fault("garbage-output", "next")
+    journals = {name: hosts.journal(name) for name in ("beta", "gamma")}
+
+    done = hosts.ops("deploy", "--profile", "next")
+
+    assert done.code == 5, done.stderr
+    assert done.document["outcome"] == "partial"
+    found = rows(done)
+    assert [(row["outcome"], row["exit_code"]) for row in found.values()] == [
+        ("rolled-back", 3),
+        ("untouched", 2),
+        ("untouched", 2),
+    ]
+    assert found["alpha"]["gate"]["verdict"] == "fail"
+    assert all(row["serves"].startswith("good-") and row["admitted"] for row in found.values())
+    assert {name: hosts.journal(name) for name in ("beta", "gamma")} == journals
+    assert hosts.serving() == dict.fromkeys(hosts.boxes, "good")
+    hosts.boxes["alpha"].clear_faults()
+
+
+def test_when_the_third_fails_a_reverting_roll_puts_the_first_two_back_through_their_gate(hosts: Fleet) -> None:
+    hosts.change_profile("next", rollout={"on_failure": "revert"})
+    before = {name: hosts.link(name, "current") for name in hosts.boxes}
+    hosts.boxes["gamma"].fault("garbage-output", "next")
+
+    done = hosts.ops("deploy", "--profile", "next")
+
+    assert done.code == 3, done.stderr
+    found = rows(done)
+    assert [row["outcome"] for row in found.values()] == ["reverted", "reverted", "rolled-back"]
+    assert {name: hosts.link(name, "current") for name in hosts.boxes} == before
+    assert hosts.serving() == dict.fromkeys(hosts.boxes, "good")
+    for name in ("alpha", "beta"):
+        assert hosts.admitted(name) == before[name]
+        gates = [event for event in hosts.journal(name) if event["event"] == "gated"]
+        assert (gates[-2]["release"].partition("-")[0], gates[-2]["outcome"]) == ("next", "pass")
+        assert (gates[-1]["release"], gates[-1]["outcome"]) == (before[name], "pass")
+    hosts.boxes["gamma"].clear_faults()
+    hosts.change_profile("next", rollout={"on_failure": "keep"})
+
+
+def test_a_keeping_roll_ends_at_the_failure_and_says_which_host_runs_what(hosts: Fleet) -> None:
+    hosts.boxes["beta"].fault("crash-during-load", "next")
+
+    done = hosts.ops("deploy", "--profile", "next")
+
+    assert done.code == 5, done.stderr
+    found = rows(done)
+    assert [row["outcome"] for row in found.values()] == ["deployed", "rolled-back", "untouched"]
+    assert [row["serves"].partition("-")[0] for row in found.values()] == ["next", "good", "good"]
+    assert hosts.serving() == {"alpha": "next", "beta": "good", "gamma": "good"}
+    hosts.boxes["beta"].clear_faults()
+    back_to_good(hosts)
+
+
+def test_an_unreachable_host_counts_against_the_budget_before_anything_is_touched(hosts: Fleet) -> None:
+    journals = {name: hosts.journal(name) for name in hosts.boxes}
+    hosts.boxes["gamma"].cut_ssh(for_s=45)
+
+    done = hosts.ops("deploy", "--profile", "next")
+
+    assert done.code == 2, done.stderr
+    found = rows(done)
+    assert [row["outcome"] for row in found.values()] == ["untouched", "untouched", "unreachable"]
+    assert "gamma (unreachable" in found["alpha"]["message"]
+    assert {name: hosts.journal(name) for name in hosts.boxes} == journals
+    until(lambda: hosts.ops("status").document["exit_code"] == 0, "gamma answers again", within_s=90, every_s=1)
+
+
+def descendants(pid: int) -> list[int]:
+    """`pid` and every process below it, as the kernel has them now."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        found.append(todo.pop())
+        todo += children.get(found[-1], [])
+    return found
+
+
+def in_step(hosts: Fleet, name: str, step: str) -> Callable[[], bool]:
+    """Tells whether a step that is to come has begun on a host."""
+    known = len(hosts.journal(name))
+
+    def begun() -> bool:
+        events = hosts.journal(name)[known:]
+        return any(event["event"] == "step-started" and event["step"]["kind"] == step for event in events)
+
+    return begun
+
+
+def kill_at(hosts: Fleet, name: str, step: str, victims: Callable[[int], list[int]]) -> None:
+    """Start a roll to `next` and kill it while `name` is in `step`."""
+    client = hosts.start("deploy", "--profile", "next")
+    until(in_step(hosts, name, step), f"{name} is in {step}", within_s=120)
+    pids = victims(client.process.pid)
+    assert len(pids) in (1, *range(4, 30)), "ops, ansible, its worker, and the host's own process"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    client.process.communicate(timeout=30)
+    assert hosts.admitted(name) is None, "it was killed too late to prove anything"
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["ops-alone", "every-process-of-it"])
+def test_a_rerun_finishes_what_a_killed_controller_left(hosts: Fleet, everything: bool) -> None:
+    hosts.change_profile("next", timeouts=BRIEF)
+    kill_at(hosts, "beta", "start", descendants if everything else lambda pid: [pid])
+
+    again = hosts.ops("deploy", "--profile", "next")
+
+    assert again.code == 0, again.stderr
+    assert {row["outcome"] for row in rows(again).values()} <= {"deployed", "unchanged"}
+    assert hosts.serving() == dict.fromkeys(hosts.boxes, "next")
+    for name in hosts.boxes:
+        begun = [event["run"] for event in hosts.journal(name) if event["event"] == "run-started"]
+        ended = {event["run"] for event in hosts.journal(name) if event["event"] in ("run-ended", "restored")}
+        assert set(begun) <= ended, f"{name}: a run is undecided"
+    back_to_good(hosts)
+
+
+def test_ctrl_c_restores_the_host_that_is_being_changed(hosts: Fleet) -> None:
+    client = hosts.start("deploy", "--profile", "next")
+    until(in_step(hosts, "alpha", "start"), "alpha starts", within_s=120)
+
+    client.signal(signal.SIGINT)
+    done = client.wait(120)
+
+    found = rows(done)
+    assert [row["outcome"] for row in found.values()] == ["interrupted", "untouched", "untouched"], done.stderr
+    assert done.code == 5
+    assert hosts.serving() == dict.fromkeys(hosts.boxes, "good")
+
+
+class Load:
+    """Constant load: clients that send to hosts which `ops status --json` shows as admitted."""
+
+    def __init__(self, hosts: Fleet, clients: int) -> None:
+        self.hosts = hosts
+        self.addresses = {name: box.address for name, box in hosts.boxes.items()}
+        self.admitted: list[str] = []
+        self.lowest = len(hosts.boxes)
+        self.answered = dict.fromkeys(hosts.boxes, 0)
+        self.cut: list[str] = []
+        self.refused = 0
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._status), threading.Thread(target=self._watch)]
+        self._threads += [threading.Thread(target=self._client, args=(number,)) for number in range(clients)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        until(lambda: sum(self.answered.values()) > 5, "the load is on", within_s=60)
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _status(self) -> None:
+        while not self._stop.is_set():
+            document = self.hosts.ops("status").document
+            self.admitted = [row["host"] for row in document["hosts"] if row["admitted"]]
+            self._stop.wait(0.3)
+
+    def _watch(self) -> None:
+        """From outside: how many hosts say that they take traffic."""
+        while not self._stop.is_set():
+            self.lowest = min(self.lowest, sum(self.hosts.admitted(name) is not None for name in self.hosts.boxes))
+            time.sleep(0.01)
+
+    def _client(self, number: int) -> None:
+        turn = number
+        while not self._stop.is_set():
+            names = self.admitted
+            if not names:
+                time.sleep(0.05)
+                continue
+            turn += 1
+            name = names[turn % len(names)]
+            try:
+                tokens = self._ask(self.addresses[name])
+            except (ConnectionRefusedError, urllib.error.URLError) as error:
+                if isinstance(error, ConnectionRefusedError) or isinstance(error.reason, ConnectionRefusedError):
+                    self.refused += 1  # the view was old; nothing was in flight
+                    time.sleep(0.1)
+                    continue
+                self.cut.append(f"{name}: {error!r}")
+            except (OSError, ValueError) as error:
+                self.cut.append(f"{name}: {error!r}")
+            else:
+                if tokens == 200:
+                    self.answered[name] += 1
+                else:
+                    self.cut.append(f"{name}: {tokens} of 200 tokens")
+
+    @staticmethod
+    def _ask(address: str) -> int:
+        sampling = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
+        body = json.dumps({"text": "Say it.", "sampling_params": sampling}).encode()
+        request = urllib.request.Request(
+            f"http://{address}:{PORT}/generate", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(json.load(answer)["meta_info"]["completion_tokens"])
+
+
+def test_under_load_two_of_three_serve_at_every_moment_and_no_request_is_cut(hosts: Fleet) -> None:
+    with Load(hosts, clients=4) as load:
+        done = hosts.ops("deploy", "--profile", "next")
+        before_end = dict(load.answered)
+        until(lambda: all(load.answered[n] > before_end[n] for n in hosts.boxes), "all answer", within_s=60)
+
+    assert done.code == 0, done.stderr
+    assert hosts.serving() == dict.fromkeys(hosts.boxes, "next")
+    assert load.cut == []
+    assert load.lowest == 2
+    assert min(load.answered.values()) > 0
+    back_to_good(hosts)
