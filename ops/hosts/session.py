@@ -9,12 +9,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from ops.remote import loader
 
 Event = Mapping[str, Any]
 _GREETING = b"OPS-AGENT\n"
+_BROKEN = (OSError, EOFError)
+"""What a paramiko channel raises when its transport is gone. Source: paramiko 5.1 packet.py, `write_all`: EOFError."""
 
 
 class Channel(Protocol):
@@ -119,7 +122,7 @@ class Session:
             try:
                 with self._lock:
                     self._channel.sendall(json.dumps(request).encode() + b"\n")
-            except OSError as error:
+            except _BROKEN as error:
                 raise ChannelClosed(str(error)) from error
             return self._wait(verb, answers, timeout_s, on_event)
         finally:
@@ -151,7 +154,8 @@ class Session:
                 return message["result"]
 
     def close(self) -> None:
-        self._channel.close()
+        with suppress(*_BROKEN):  # saying goodbye to who is gone
+            self._channel.close()
 
     def _read_stderr(self) -> None:
         while data := self._receive(self._channel.recv_stderr):
@@ -161,7 +165,7 @@ class Session:
     def _receive(recv: Callable[[int], bytes]) -> bytes:
         try:
             return recv(65536)
-        except OSError:
+        except _BROKEN:
             return b""
 
     def _read(self) -> None:

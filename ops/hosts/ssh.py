@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,8 @@ class SshHost:
             self._session.close()
             self._session = None
         if self._connection is not None:
-            self._connection.close()
+            with suppress(OSError, EOFError):  # saying goodbye to who is gone
+                self._connection.close()
             if forget:
                 self._connection = None
 

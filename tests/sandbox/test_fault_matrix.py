@@ -57,12 +57,8 @@ def _work(todo: Any, reports: dict[str, Report], folder: Path, number: int, both
                 _ready(host)
                 _play_until_one_fails(todo, reports, host, both)
         except Exception:
-            try:
-                _, cell = todo.get(timeout=0)
-            except queue.Empty:
-                return
-            reports[cell.name] = Report(cell, error=f"its host did not come up:\n{traceback.format_exc()}")
-            _tell(folder, reports[cell.name])
+            _tell(folder, f"{name} did not come up, its cells are left to the others", traceback.format_exc())
+            return
 
 
 def may_mount() -> bool:
@@ -76,11 +72,10 @@ def _ready(host: Rig) -> None:
         assert done.code == 0, done.stderr + done.stdout
 
 
-def _tell(folder: Path, report: Report) -> None:
-    """A line a cell, for whoever waits: `tail -f` of progress.txt in the test's folder."""
+def _tell(folder: Path, what: str, detail: str) -> None:
+    """For whoever waits: `tail -f` of progress.txt in the test's folder."""
     with (folder / "progress.txt").open("a") as file:
-        words = report.error.strip() or f"{report.code} {report.served} {report.way} {report.seconds} s"
-        file.write(f"{report.cell.name}: {words}\n")
+        file.write(f"{what}: {detail.strip()}\n")
 
 
 def _play_until_one_fails(todo: Any, reports: dict[str, Report], host: Rig, both: bool) -> None:
@@ -92,15 +87,15 @@ def _play_until_one_fails(todo: Any, reports: dict[str, Report], host: Rig, both
         checks = ("deploy", "rollback") if both else (("deploy", "rollback")[(index // len(FAULTS)) % 2],)
         break_lock = (index // len(FAULTS)) % 2 == 1
         try:
-            reports[cell.name] = play(host, cell, break_lock=break_lock, checks=checks)
-            _tell(host.project.parent, reports[cell.name])
+            report = reports[cell.name] = play(host, cell, break_lock=break_lock, checks=checks)
+            _tell(host.project.parent, cell.name, f"{report.code} {report.served} {report.way} {report.seconds} s")
         except Exception:
             keys = ("run", "event", "seq", "step", "outcome", "release", "by", "recovery")
             shown = "\n".join(str({k: e[k] for k in keys if k in e}) for e in host.journal()[-14:])
             reports[cell.name] = Report(
                 cell, error=f"{traceback.format_exc(limit=-3)}\nclient:\n{host.last_stderr[-3000:]}\njournal:\n{shown}"
             )
-            _tell(host.project.parent, reports[cell.name])
+            _tell(host.project.parent, cell.name, reports[cell.name].error)
             return
 
 
@@ -128,6 +123,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_fault_leaves_one_whole_server_and_the_truth(reports: dict[str, Report], name: str) -> None:
     if name not in reports and not may_mount():
         pytest.skip(NO_MOUNT)
+    assert name in reports, "not played: no host came up for it (see progress.txt in the test's folder)"
     report = reports[name]
     assert not report.error, report.error
     assert report.evidence, "nothing proves that the fault struck"
