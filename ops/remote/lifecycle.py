@@ -11,6 +11,7 @@ from ops.remote.agent import VerbError
 
 _SYSTEM_NCCL_CONF = "/etc/nccl.conf"
 _RELEASE_WAIT_S = 15.0  # memory and ports come back 1-2 s after the last process; wall seconds
+_FADING_S = 4.0  # how long memory of a pid that is not there counts as fading, before it counts as a stranger's
 _POLL_S = 0.05
 
 
@@ -108,9 +109,9 @@ def stop(emit, *, instance_dir, supervisor, endpoints, deadline_s, want_stopped=
     """Stop everything of this instance and prove it.
 
     SIGTERM through the supervisor, its deadline, SIGKILL of what is left (only processes that carry the instance's
-    marker), then wait until `endpoints` ([address, port]) are free and no process of ours holds GPU memory. Returns {stopped, killed:
-    [pids], foreign: [GPU holders that are not ours], seconds (wall)}. Raises VerbError naming the holder when
-    something stays.
+    marker), then wait until `endpoints` ([address, port]) are free and no process of ours holds GPU memory. Returns
+    {stopped, killed: [pids], foreign: [GPU holders that are not ours], seconds (wall)}. Raises VerbError naming the
+    holder when something stays.
     """
     begun = time.monotonic()
     if want_stopped:
@@ -120,12 +121,15 @@ def stop(emit, *, instance_dir, supervisor, endpoints, deadline_s, want_stopped=
     supervisors.get(supervisor).stop(deadline_s)
     killed = _kill_rest(instance_dir, before)
     deadline = time.monotonic() + _RELEASE_WAIT_S
+    fading_until = time.monotonic() + _FADING_S
     while True:
         held_ports = processes.listening_on(endpoints)
         found = machine.gpu_holders()
         unknown = found is None and shutil.which("nvidia-smi") is not None
         holders = found or []
-        left = [h for h in holders if h["pid"] in before]
+        # A crashed engine's memory is still on its way back although nobody of it lives.
+        fading = time.monotonic() < fading_until
+        left = [h for h in holders if h["pid"] in before or (fading and not processes.alive(h["pid"]))]
         if not held_ports and not left and not unknown:
             break
         if time.monotonic() > deadline:

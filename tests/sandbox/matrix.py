@@ -7,6 +7,7 @@ freezing the client (SIGSTOP) when the line of that point appears, so that the f
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import socket
@@ -96,6 +97,7 @@ def _attempt(rig: Rig, cell: Cell, report: Report, break_lock: bool, checks: Seq
     assert old is not None
     new_profile, other = [p for p in PROFILES if not old.startswith(f"{p}-")][:2]
     events_before = len(rig.journal())
+    follower = Follower(rig)
     if cell.going_back:
         rig.box.fault("garbage-output")
     for profile in PROFILES:
@@ -103,7 +105,7 @@ def _attempt(rig: Rig, cell: Cell, report: Report, break_lock: bool, checks: Seq
         rig.choose_timeouts(profile, "brief" if brief else "usual")
     client = rig.start("deploy", "--profile", new_profile)
     try:
-        run = _reach(rig, cell, client, events_before)
+        run = _reach(rig, cell, client, follower)
         strike(rig, cell, client, old, report)
     except NotStruck:
         client.signal(signal.SIGCONT)
@@ -146,35 +148,82 @@ NEXT = {"deploy": _next_deploy, "rollback": _next_rollback}
 # Reaching a point
 
 
-def _reach(rig: Rig, cell: Cell, client: Client, events_before: int) -> str:
-    """Freeze the client when the line of the point appears. Returns the run's id."""
+class Follower:
+    """The journal's lines as they come, read from outside without parsing what was seen before."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._path = rig.instance / "journal.jsonl"
+        self._offset = self._path.stat().st_size
+        self.events: list[dict[str, Any]] = []
+
+    def look(self) -> list[dict[str, Any]]:
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        self.events += [json.loads(line) for line in whole.splitlines() if line]
+        return self.events
+
+
+def _reach(rig: Rig, cell: Cell, client: Client, follower: Follower) -> str:
+    """Freeze the client when the line of the point appears. Returns the run's id.
+
+    Some steps take a millisecond, so from the step before on the client runs in slices: a moment of work, frozen for a
+    look at the journal, and so on.
+    """
     wanted = _line_of(cell)
-    line = until(
-        lambda: wanted(rig, events_before) or not client.running(), f"point {cell.point}", within_s=60.0, every_s=0.001
-    )
-    client.signal(signal.SIGSTOP)
-    if line is True:
-        done = client.wait()
-        raise AssertionError(f"the client ended before {cell.point}: {done.code}\n{done.stderr}\n{done.stdout}")
-    until(lambda: _stopped(client.process.pid), "the client is frozen", within_s=5.0, every_s=0.001)
-    return str(line["run"])
+    deadline = time.monotonic() + 60.0
+    near = _kinds_before(cell)
+    pid = client.process.pid
+    while time.monotonic() < deadline:
+        if not client.running():
+            done = client.wait()
+            raise AssertionError(f"the client ended before {cell.point}: {done.code}\n{done.stderr}\n{done.stdout}")
+        events = follower.look()
+        sliced = any(_is_step(event, *near) for event in events)
+        if sliced:
+            client.signal(signal.SIGSTOP)
+            _wait_stopped(pid)
+            events = follower.look()
+        line = wanted(rig, events)
+        if line is not None:
+            client.signal(signal.SIGSTOP)
+            _wait_stopped(pid)
+            return str(line["run"])
+        if sliced:
+            client.signal(signal.SIGCONT)
+        time.sleep(0.001)
+    client.signal(signal.SIGCONT)
+    raise AssertionError(f"the point {cell.point} was not reached within a minute")
 
 
-def _line_of(cell: Cell) -> Callable[[Rig, int], dict[str, Any] | None]:
-    def step(rig: Rig, since: int) -> dict[str, Any] | None:
-        for event in rig.journal()[since:]:
-            if event["event"] == "step-started" and (event["step"]["kind"], event["recovery"]) == (
-                cell.kind,
-                cell.going_back,
-            ):
-                return event
-        return None
+def _is_step(event: dict[str, Any], kind: str, recovery: bool) -> bool:
+    if kind == "run-started":
+        return bool(event["event"] == kind)
+    return bool(event["event"] == "step-started" and (event["step"]["kind"], event["recovery"]) == (kind, recovery))
 
-    def gated(rig: Rig, since: int) -> dict[str, Any] | None:
-        return next((e for e in rig.journal()[since:] if e["event"] == "gated"), None)
 
-    def load(rig: Rig, since: int) -> dict[str, Any] | None:
-        event = step_of(rig, since, "start")
+def _kinds_before(cell: Cell) -> tuple[str, bool]:
+    """The step whose start means that the point is near."""
+    forward = ("run-started", *(kind for kind in FORWARD if kind not in ("load", "gated")))
+    if cell.point in ("load", "gated"):
+        return {"load": "start", "gated": "gate"}[cell.point], False
+    if cell.going_back:
+        place = BACK.index(cell.kind)
+        return (BACK[place - 1], True) if place else ("gate", False)
+    return forward[forward.index(cell.kind) - 1], False
+
+
+def _line_of(cell: Cell) -> Callable[[Rig, list[dict[str, Any]]], dict[str, Any] | None]:
+    def step(rig: Rig, events: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return next((e for e in events if _is_step(e, cell.kind, cell.going_back)), None)
+
+    def gated(rig: Rig, events: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return next((e for e in events if e["event"] == "gated"), None)
+
+    def load(rig: Rig, events: list[dict[str, Any]]) -> dict[str, Any] | None:
+        event = next((e for e in events if _is_step(e, "start", False)), None)
         if event is None:
             return None
         log = rig.instance / "logs" / f"{event['step']['args']['release']}.log"
@@ -187,16 +236,19 @@ def _line_of(cell: Cell) -> Callable[[Rig, int], dict[str, Any] | None]:
     return {"gated": gated, "load": load}.get(cell.point, step)
 
 
-def step_of(rig: Rig, since: int, kind: str) -> dict[str, Any] | None:
-    """The newest forward `step-started` of a kind."""
-    for event in reversed(rig.journal()[since:]):
-        if event["event"] == "step-started" and event["step"]["kind"] == kind and not event["recovery"]:
-            return event
-    return None
+def _wait_stopped(pid: int) -> None:
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        try:
+            if _stopped(pid):
+                return
+        except FileNotFoundError:
+            return
+    raise AssertionError(f"the client {pid} does not freeze")
 
 
 def _stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith(("T", "Z"))
 
 
 def _still_there(rig: Rig, cell: Cell) -> None:
