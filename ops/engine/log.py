@@ -107,7 +107,10 @@ _RULES = (
     ),
     _Rule(
         "model-missing",
-        re.compile(r"OSError: .*(does not appear to have|not a local folder|Can't load|Error no file).*"),
+        re.compile(
+            # A folder that is not there is taken for a name on the hub, and the complaint is about its form.
+            r"OSError: (.*(?:does not appear to have|not a local folder|Can't load|Error no file|Repo id must be).*)"
+        ),
         "a model folder is missing or incomplete: {0}",
         "check engine.model_path and speculation.draft_path on the host",
     ),
@@ -150,12 +153,17 @@ def cause_of_death(lines: Sequence[str]) -> Cause:
             found = rule.pattern.search(line)
             if found:
                 text = found.group(1) if found.groups() and found.group(1) else found.group(0)
+                if text.endswith("Traceback (most recent call last):"):
+                    text = _last_exception(cleaned) or text
                 return Cause(rule.name, rule.message.format(text.strip()[:300]), rule.remedy)
-    for line in reversed(cleaned):
-        found = _EXCEPTION.match(line)
-        if found:
-            return Cause("exception", f"it ended with {found.group(1)[:300]}", "the traceback is in the log")
+    exception = _last_exception(cleaned)
+    if exception is not None:
+        return Cause("exception", f"it ended with {exception[:300]}", "the traceback is in the log")
     return Cause("unknown", "it ended without saying why (killed from outside?)", "look at the log and at dmesg")
+
+
+def _last_exception(cleaned: Sequence[str]) -> str | None:
+    return next((found.group(1) for line in reversed(cleaned) if (found := _EXCEPTION.match(line))), None)
 
 
 def relevant_lines(lines: Sequence[str], count: int = 12) -> list[str]:

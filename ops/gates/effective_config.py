@@ -13,6 +13,7 @@ ASK = Question("effective-config", "Are the settings in force those of the profi
 FAKED = ("SGLANG_SIMULATE_",)
 """Source: SGLang 0.5.23 srt/environ.py (SGLANG_SIMULATE_ACC_LEN, _METHOD, _TOKEN_MODE): fakes acceptance."""
 WHY = {
+    "version": " (another engine is installed than the profile's stack pins)",
     "speculative_num_draft_tokens": " (with topk 1 the engine forces steps + 1)",
     "speculative_adaptive": " (dropped with only a warning where it is not supported)",
     "max_running_requests": " (left out, speculation caps it at 48)",
@@ -31,6 +32,9 @@ def judge(server: Server, learned: Learned) -> Verdict:
 def expected(manifest: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
     """Return the settings asked for, by their names in `/server_info`."""
     settings = dict((manifest.get("expect") or {}).get("server_info") or {})
+    stack = manifest.get("stack") or {}
+    if settings and stack.get("engine_version") and not stack.get("engine_commit"):
+        settings["version"] = stack["engine_version"]  # one that was built from a commit names itself as it likes
     if profile.speculation is not None:
         for threshold in ("accept_threshold_single", "accept_threshold_acc"):
             asked = getattr(profile.speculation, threshold)

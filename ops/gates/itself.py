@@ -4,8 +4,10 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ops.engine.versions import rules_of
 from ops.gates import wanted
 from ops.model.gate import Gate, Learned, Reply, Server
+from ops.model.profile import SECRET_FLAGS
 from ops.model.verdict import Question, Verdict
 
 ASK = Question("itself", "Does the engine that we started, and no other process, answer on the port?")
@@ -77,6 +79,13 @@ def answer_ruling(reply: Reply, port: int, arguments: Sequence[str], owned: Verd
     if info.get("port") != port:
         return ASK.failed(f"it says that its port is {info.get('port')}", "`ops status`, `ops logs`", **evidence)
     launched = info.get("launch_command")
+    rules = rules_of(info.get("version"))
+    if not launched and rules is not None and rules.launch_command:
+        return ASK.inconclusive(
+            f"version {info['version']} tells its command line, and this server does not",
+            "something else answers in the engine's name: `ops status`, `ops logs`",
+            **evidence,
+        )
     if launched and arguments and not same_words(launched, arguments):
         odd = sorted(set(arguments).symmetric_difference(_words(launched)))
         return ASK.failed(
@@ -100,8 +109,9 @@ def _words(launched: str, how: Callable[[str], list[str]] = str.split) -> list[s
         words = how(launched)
     except ValueError:  # a lone quote inside a value is no syntax error: the engine joins with blanks
         words = launched.split()
-    # The file with the secrets is added by launch.sh; its path differs by release and is not part of the arguments.
-    return words[:-2] if words[-2:-1] == ["--config"] else words
+    # launch.sh adds the file with the secrets; the engine tells its path, or the flags it read there, or neither.
+    hidden = {"--config", *(f"--{flag}" for flag in SECRET_FLAGS)}
+    return [word for i, word in enumerate(words) if word not in hidden and (i == 0 or words[i - 1] not in hidden)]
 
 
 GATE = Gate(ASK.name, ASK.question, 20, judge, needs=("alive",))

@@ -22,14 +22,18 @@ from ops.remote import (
     store,
     supervisors,
 )
+from ops.remote import models as model_folders
 
 _RANK_TITLE = "sglang::scheduler"
 
 
-def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=None, gpus=False, log_lines=0, software=None):
+def observe(
+    emit, *, instance_dir, supervisor, ports=(), models=None, engine=None, gpus=False, log_lines=0, software=None
+):
     """Look at the host.
 
-    Args: ports: whose listeners to name. models: {target|draft: folder} whose configuration to read. engine: {bind
+    Args: ports: whose listeners to name. models: {target|draft: {folder, weights: digest
+    them too}}. engine: {bind
     (or None: the profile's own address)} to ask the current release's engine for its health, arguments and
     load. gpus: ask nvidia-smi as well (it is slow on real hosts). software: {role: what a manifest names} to look for
     beside that of the releases which a link names.
@@ -64,7 +68,7 @@ def observe(emit, *, instance_dir, supervisor, ports=(), models=None, engine=Non
         "limits": machine.limits(),
         "nccl_files": machine.nccl_files(homes(own)),
         "gpus": machine.gpus() if gpus else None,
-        "models": {role: _model(folder) for role, folder in (models or {}).items()},
+        "models": {role: model_folders.describe(instance_dir, **wanted) for role, wanted in (models or {}).items()},
     }
     if software is not None:
         found["stack"] = stack.look(instance_dir, supervisor["instance"], {**_software(links, manifests), **software})
@@ -127,17 +131,9 @@ def _json(path):
     return None if text is None else json.loads(text)
 
 
-def _model(folder):
-    """A model folder's configuration and the digest of it; None when there is no such folder."""
-    path = os.path.join(folder, "config.json")
-    if not os.path.isfile(path):
-        return None
-    return {"path": folder, "config": _json(path), "config_sha256": store.sha256(path)}
-
-
 def _http(address, port, api_key=None):
-    """What a running engine says of itself; its /health is not asked: the engine takes a second and more for it."""
-    ready, _ = probe.get(address, port, "/ready", api_key)
+    """What a running engine says of itself; its /health is not asked where it has /ready: that costs a generation."""
+    ready = probe.ready(address, port, api_key)
     status, info = probe.get(address, port, "/server_info", api_key)
     loads_status, loads = probe.get(address, port, "/v1/loads", api_key)
     return {

@@ -29,6 +29,18 @@ def get(address, port, path, api_key=None, timeout_s=5.0):
         return answer.status, body
 
 
+def ready(address, port, api_key=None):
+    """The status by which the engine says that it takes requests: 200; None: no answer.
+
+    Versions without /ready are asked for their health, which costs a generation: up to 20 s behind a long prefill.
+    Source: SGLang 0.5.23 srt/entrypoints/http_server.py:714; the wheel of 0.5.17 has no such endpoint.
+    """
+    status, _ = get(address, port, "/ready", api_key)
+    if status == 404:
+        status, _ = get(address, port, "/health", api_key, timeout_s=25.0)
+    return status
+
+
 def running_requests(address, port, api_key=None):
     """Requests in the engine (running and waiting), or None when it does not tell.
 

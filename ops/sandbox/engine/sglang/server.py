@@ -213,11 +213,18 @@ class Server:
 def make_server(
     plan: Plan, settings: Settings, knobs: Knobs, clock: Clock, ranks: Ranks, loaded: Loaded, start_number: int
 ) -> Server:
-    wiring = 1.0
-    if plan.draft is not None and not wired_right(plan.target, plan.draft):
-        wiring = 0.5
-    scheduler = Scheduler(plan, settings, knobs, clock, loaded.environments, start_number, wiring)
+    scheduler = Scheduler(plan, settings, knobs, clock, loaded.environments, start_number, _wiring(plan))
     return Server(plan, settings, knobs, clock, ranks, loaded, scheduler)
+
+
+def _wiring(plan: Plan) -> float:
+    """What of the draft's gain is left by how it is wired to the target, and by whether it was loaded at all.
+
+    Source: weights that were never loaded accept nothing (generate_eagle3_random_draft_steps2.json).
+    """
+    if plan.draft is not None and plan.arguments["speculative_draft_load_format"] == "dummy":
+        return 0.0
+    return 0.5 if plan.draft is not None and not wired_right(plan.target, plan.draft) else 1.0
 
 
 def random_seed(seed: int, start_number: int) -> int:
