@@ -5,7 +5,7 @@ import traceback
 
 import typer
 
-from ops.cli import host, nccl, output, profile, release, render, sandbox, stack, verify
+from ops.cli import host, image, nccl, output, profile, release, render, sandbox, stack, verify
 from ops.errors import Exit, Interrupted, OpsError, Refused
 from ops.model.result import SCHEMA
 
@@ -31,6 +31,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(host.app, name="host")
+app.add_typer(image.app, name="image")
 app.add_typer(nccl.app, name="nccl")
 app.add_typer(profile.app, name="profile")
 app.add_typer(sandbox.app, name="sandbox")

@@ -9,9 +9,24 @@ from ops.cli import output
 app = typer.Typer(help="What is done to a host itself.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keep `ops host` a group while it has one command."""
+@app.command()
+def install(
+    stack: Annotated[str, typer.Option("--stack", help="Name of a locked stack.")],
+    host: Annotated[
+        str | None, typer.Option("--host", help="Host of the inventory. [default: sandbox or OPS_HOST]")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Also let the engine's own parser take this profile's command line.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Make an environment from the stack's lock in a new folder of the host, and prove it; what runs is not touched."""
+    from ops.flows.hosts import Project
+    from ops.flows.install import install as flow
+
+    project = Project.here()
+    result = flow(project, stack, project.host(host), output.Progress(), profile=profile)
+    raise typer.Exit(output.finish("host install", [result], as_json))
 
 
 @app.command("reboot")

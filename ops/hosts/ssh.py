@@ -7,10 +7,11 @@ again.
 import base64
 import hashlib
 import itertools
+import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,36 @@ class SshHost:
             yield other
         finally:
             other.close()
+
+    def feed(self, words: tuple[str, ...], blocks: Iterable[bytes]) -> str:
+        """Stream `blocks` to the standard input of a command on the host, over a channel of its own, as root where the
+        inventory says `become`; returns what it printed.
+
+        Raises: RemoteFailed when it fails, ConnectionLost when SSH breaks (nothing is repeated).
+        """
+        with self._lock:
+            self._open()
+            transport = self._connection.transport if self._connection else None
+        if transport is None:
+            raise ConnectionLost("there is no SSH connection", host=self.name)
+        line = shlex.join((*(("sudo", "-n", "--") if self.spec.become else ()), *words))
+        try:
+            channel = transport.open_session(timeout=_CONNECT_TIMEOUT_S)
+            channel.exec_command(f"/bin/sh -c {shlex.quote(f'exec {line} 2>&1')}")
+            for block in blocks:
+                channel.sendall(block)
+            channel.shutdown_write()
+            output = b"".join(iter(lambda: channel.recv(65536), b"")).decode(errors="replace")
+            status = channel.recv_exit_status()
+        except (OSError, paramiko.SSHException) as error:
+            raise ConnectionLost(f"SSH broke while {words[0]} was fed: {error}", host=self.name) from error
+        if status != 0:
+            raise RemoteFailed(
+                f"`{' '.join(words)}` failed there (exit {status}): {output.strip()[-500:]}",
+                kind="feed",
+                host=self.name,
+            )
+        return output
 
     def _connect_patiently(self) -> None:
         deadline = time.monotonic() + self._reconnect_s

@@ -118,6 +118,11 @@ def gpus():
     return {"devices": devices, "holders": gpu_holders() or [], "topology": nvidia_smi("topo", "-m")}
 
 
+def devices(emit):
+    """Verb form of `gpus`."""
+    return {"gpus": gpus()}
+
+
 def _number(text):
     try:
         return int(float(text))
