@@ -92,13 +92,15 @@ def server(run: Run, release: str) -> LiveServer:
     )
 
 
-def models(run: Run, profile: Profile) -> dict[str, str]:
-    """The model folders of a profile on this host."""
+def models(run: Run, profile: Profile) -> dict[str, dict[str, Any]]:
+    """The model folders of a profile on this host, and whose weights to digest: a draft's (small) always, a target's
+    (hundreds of GB) only when the profile pins them.
+    """
     spec = run.host.spec
-    found = {"target": spec.path(profile.engine.model_path)}
-    if profile.speculation is not None:
-        found["draft"] = spec.path(profile.speculation.draft_path)
-    return found
+    target = {"folder": spec.path(profile.engine.model_path), "weights": profile.target.weights_sha256 is not None}
+    if profile.speculation is None:
+        return {"target": target}
+    return {"target": target, "draft": {"folder": spec.path(profile.speculation.draft_path), "weights": True}}
 
 
 def stored(run: Run, profile: Profile) -> Stored:

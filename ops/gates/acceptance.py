@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ops.gates import agreement, wanted, wiring
+from ops.engine import wiring
+from ops.gates import agreement, wanted
 from ops.gates.prompt_set import short_prompts
 from ops.model.gate import Completion, Gate, Generation, Learned, Server
 from ops.model.profile_parts import AcceptanceGate, Speculation

@@ -62,7 +62,7 @@ def main():
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # a stray print of any library must not break the protocol
     write_lock = threading.Lock()
-    secrets: "set[bytes]" = set()  # as they look inside JSON; the engine prints its own keys into its log and /server_info
+    secrets: "set[bytes]" = set()  # as JSON shows them; the engine itself prints its keys into its log
 
     def send(message):
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"

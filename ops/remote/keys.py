@@ -14,7 +14,7 @@ def reference(instance_dir, *flags):
 
 
 def secret_values(instance_dir):
-    """Every secret of the releases that links name, as bytes inside a JSON string: nothing the host says may hold one."""
+    """Every secret of the releases that links name, as bytes inside a JSON string: for hiding."""
     found = set()
     for link in ("current", "last-good", "baseline", "pending"):
         folder = os.path.join(instance_dir, link)

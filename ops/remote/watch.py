@@ -42,8 +42,9 @@ class _Tail:
 
 def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, port, ready, deadline_at, supervisor):
     """Stream the log until the engine answers /health with 200 on our own socket and its supervisor calls it running,
-    until it dies, or until the host's clock says `deadline_at` (epoch seconds). `ready`: {mark, patience_s (wall)}: an
-    engine that wrote `mark` that long ago serves too, whatever /health says: whether that is good is the gate's question.
+    until it dies, or until the host's clock says `deadline_at` (epoch seconds). `ready`: {mark, patience_s (wall)}:
+    an engine that wrote `mark` that long ago serves too, whatever /health says: whether that is good is the gate's
+    question.
 
     Events: {"lines": [...], "offset": n} (resume with that offset). Returns {"outcome":
     serving|died|timed-out|undone, "offset", "health": last status}. `undone`: the guard or another client took this

@@ -10,6 +10,7 @@ import pytest
 from gate_support import CPU, GPU, RELEASE, facts, lines, process, recorded
 
 from ops.config.profiles import load_profile
+from ops.engine import wiring as pins
 from ops.gates import alive, effective_config, environment, health, itself, wiring
 from ops.gates.health import Poll
 from ops.model.gate import Reply
@@ -207,14 +208,14 @@ def test_pinned_models_pass_and_say_that_their_digests_are_recorded(two_steps: P
 
 
 def test_shifted_layer_ids_fail_and_both_lists_are_shown(two_steps: Profile) -> None:
-    shifted = {**DRAFT_CONFIG, "eagle_config": {wiring.IDS: [1, 29, 57]}}
+    shifted = {**DRAFT_CONFIG, "eagle_config": {pins.IDS: [1, 29, 57]}}
     message = wiring.ruling(two_steps, models(shifted), {}).message
     assert "[1, 29, 57]" in message
     assert "[2, 30, 58]" in message
 
 
 def test_layer_ids_where_the_engine_does_not_look_fail(two_steps: Profile) -> None:
-    misplaced = {k: v for k, v in DRAFT_CONFIG.items() if k != "eagle_config"} | {wiring.IDS: [2, 30, 58]}
+    misplaced = {k: v for k, v in DRAFT_CONFIG.items() if k != "eagle_config"} | {pins.IDS: [2, 30, 58]}
     assert "top level" in wiring.ruling(two_steps, models(misplaced), {}).message
 
 
@@ -225,7 +226,7 @@ def test_another_target_fails_although_its_draft_fits(two_steps: Profile) -> Non
 
 
 def test_a_digest_that_changed_since_it_was_first_good_fails(two_steps: Profile) -> None:
-    stored = wiring.digests(two_steps, models())
+    stored = pins.digests(two_steps, models())
     assert wiring.ruling(two_steps, models(), stored).passed
     changed = dict.fromkeys(stored, "f" * 64)
     assert wiring.ruling(two_steps, models(), changed).outcome is Outcome.FAIL
