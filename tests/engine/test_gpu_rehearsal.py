@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parent / "gpu"))
 import by_hand
 import gpu_report
 from gpu_lab import Lab
-from gpu_main import lab_of
+from gpu_main import lab_of, pin
 from gpu_phases import PHASES
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(900)]
@@ -42,6 +42,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     )
     # What the draft was trained on, in the engine's counting; without it the simulation takes the model's default.
     (host.models / "tiny-llama" / "simulation.json").write_text(json.dumps({"right_layer_ids": [1, 3, 5]}))
+    pin(host, "0.5.23")  # what the simulated engine imitates
     made = lab_of(host, box / "bin" / "nvidia-smi", time.monotonic() + 800)
     made.lifted = LIFTED
     yield made

@@ -75,7 +75,7 @@ def make(options: argparse.Namespace, begun: float) -> Lab:
         environment=machine_environment(),
         echo=True,
     )
-    pin_installed_version(host)
+    pin(host, installed_version(host))
     return lab_of(host, Path(nvidia_smi), begun + options.budget_s)
 
 
@@ -87,13 +87,18 @@ def lab_of(host: RealHost, nvidia_smi: Path, deadline: float) -> Lab:
     return lab
 
 
-def pin_installed_version(host: RealHost) -> None:
-    """The lab's stack pins the version that is installed here, in the copy of `envs/` that this run deploys from."""
+def installed_version(host: RealHost) -> str:
+    """The SGLang of this machine. Exits where there is none."""
     found = results.versions_of(host.engine_python, ["sglang"]).get("sglang")
     if found is None:
         sys.exit(f"{host.engine_python} has no SGLang: name a Python that has it by --engine-python")
+    return found
+
+
+def pin(host: RealHost, version: str) -> None:
+    """Let the lab's stack pin `version`, in the copy of `envs/` that this run deploys from."""
     stack = host.project / "envs" / "stacks" / "lab-gpu.yaml"
-    stack.write_text(re.sub(r"(?m)^(engine_version: |  - sglang==).*$", rf"\g<1>{found}", stack.read_text()))
+    stack.write_text(re.sub(r"(?m)^(engine_version: |  - sglang==).*$", rf"\g<1>{version}", stack.read_text()))
     done = subprocess.run(
         [sys.executable, "-m", "ops", "profile", "validate"],
         env={**os.environ, **host.environment, "OPS_PROJECT": str(host.project)},
@@ -102,4 +107,4 @@ def pin_installed_version(host: RealHost) -> None:
         check=False,
     )
     if done.returncode:
-        sys.exit(f"SGLang {found} is installed; the lab's profiles do not fit it:\n{done.stderr}")
+        sys.exit(f"SGLang {version} is installed, and the lab's profiles do not fit it:\n{done.stderr}")
