@@ -29,6 +29,8 @@ def print_result(result: HostResult) -> None:
     what = f"{result.host}: {result.outcome}"
     if result.profile:
         what += f" {result.profile}"
+    if result.simulated:
+        what += f" (SIMULATED {result.simulated})"
     stream = sys.stderr if result.exit_code else sys.stdout
     print(f"{what}: {result.message}" if result.message else what, file=stream)
     if result.hint:

@@ -173,8 +173,8 @@ def _status_line(row: dict[str, Any]) -> str:
     if details["lock"]:
         lock = details["lock"]
         parts.append(f"locked by {lock['owner']}@{lock['host']} ({lock['message']}): {lock['meaning']}")
-    if details.get("simulated"):
-        parts.append(f"SIMULATED {details['simulated']}")
+    if row["simulated"]:
+        parts.append(f"SIMULATED {row['simulated']}")
     line = ", ".join(parts)
     if not details["good"] and sys.stdout.isatty():
         line = typer.style(line, fg="red")

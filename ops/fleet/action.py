@@ -115,9 +115,8 @@ class Action(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         try:
             return self.work(project, spec, arguments, reporter)
         except KeyboardInterrupt:
-            result = HostResult(
-                host=spec.name,
-                instance=spec.instance,
+            result = HostResult.on(
+                spec,
                 outcome="interrupted",
                 exit_code=130,
                 changed=False,

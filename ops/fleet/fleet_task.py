@@ -33,7 +33,7 @@ def keep_budget(
     """Fail when `wave` would leave more than `limit` hosts of the fleet out of traffic."""
     found = budget(rows(fleet), wave, limit)
     details = {"out": dict(found.out), "taking": list(found.taking)}
-    base = HostResult(host=spec.name, instance=spec.instance, outcome="allowed", changed=False, details=details)
+    base = HostResult.on(spec, outcome="allowed", changed=False, details=details)
     if found.allowed:
         return Told(base.model_copy(update={"message": found.sentence}))
     reporter.refused(f"too few hosts would serve: {found.sentence}")
@@ -58,9 +58,8 @@ def revert(
         kept += result.outcome != "reverted"
         lines.append(f"{name}: {result.outcome}: {result.message}")
     return Told(
-        HostResult(
-            host=spec.name,
-            instance=spec.instance,
+        HostResult.on(
+            spec,
             outcome="kept" if kept else "reverted",
             exit_code=5 if kept else 0,
             changed=kept < len(wanted),

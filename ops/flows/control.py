@@ -34,9 +34,8 @@ def _control(run: Run, verb: str, release: str) -> HostResult:
         "stop": stop_plan(),
         "restart": Plan(steps=(*stop_plan().steps, *start_plan(release).steps)),
     }
-    base = HostResult(
-        host=spec.name,
-        instance=spec.instance,
+    base = HostResult.on(
+        spec,
         profile=profile_name(release),
         release=release,
         previous=release,

@@ -71,9 +71,8 @@ def _deploy(run: Run, candidate: _Candidate, options: DeployOptions) -> HostResu
         gpus=True,
         software=software.wanted(release, fallback),
     )
-    result = HostResult(
-        host=run.host.name,
-        instance=run.host.spec.instance,
+    result = HostResult.on(
+        run.host.spec,
         profile=profile.name,
         release=release.id,
         outcome="deployed",

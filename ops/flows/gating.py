@@ -39,9 +39,8 @@ def gate(spec: HostSpec, subset: Subset, reporter: Reporter) -> HostResult:
             note(run, release, subset, report, fenced=False)
             outcome, code = _OUTCOMES[report.outcome]
             problem = report.first_problem
-            return HostResult(
-                host=spec.name,
-                instance=spec.instance,
+            return HostResult.on(
+                spec,
                 profile=profile_name(release),
                 release=release,
                 outcome=outcome,

@@ -13,7 +13,7 @@ from ops.hosts.ssh import SshHost
 from ops.model.inventory import HostSpec
 from ops.model.ports import Reporter
 from ops.model.result import HostResult
-from ops.model.stack import Stack
+from ops.model.stack import Patch, Stack, Wheel
 from ops.model.verdict import Outcome, Verdict, combine
 from ops.render.argv import engine_argv, words
 from ops.stacks import proof
@@ -91,7 +91,8 @@ def _install(
 
 
 def _bring_own(project: Project, stack: Stack, host: SshHost, folder: str) -> None:
-    for entry in (*stack.wheels, *stack.patches):
+    own: list[Wheel | Patch] = [*stack.wheels, *stack.patches]
+    for entry in own:
         content = (stack_folder(project.root) / entry.file).read_bytes()
         host.call(
             "venv.put",
@@ -104,9 +105,8 @@ def _bring_own(project: Project, stack: Stack, host: SshHost, folder: str) -> No
 
 
 def _result(spec: HostSpec, stack: Stack, folder: str, verdicts: list[Verdict], *, changed: bool) -> HostResult:
-    return HostResult(
-        host=spec.name,
-        instance=spec.instance,
+    return HostResult.on(
+        spec,
         outcome="installed" if changed else "unchanged",
         changed=changed,
         message=f"{stack.name} is at {folder}, proven",

@@ -42,9 +42,8 @@ def _reboot(run: Run, verify: bool, patience_s: float) -> HostResult:
     )
     transaction(run, plan, command="host reboot", purpose=Purpose.CONTROL, release=release)
     message = f"{release} serves again with the same environment, and takes traffic"
-    return HostResult(
-        host=spec.name,
-        instance=spec.instance,
+    return HostResult.on(
+        spec,
         profile=profile_name(release),
         release=release,
         previous=release,

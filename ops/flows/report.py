@@ -23,9 +23,8 @@ def failed(spec: HostSpec, profile: str | None, error: OpsError) -> HostResult:
     was touched.
     """
     code = error.exit_code if error.exit_code is not Exit.BUG else Exit.REFUSED
-    return HostResult(
-        host=spec.name,
-        instance=spec.instance,
+    return HostResult.on(
+        spec,
         profile=profile,
         outcome=_OUTCOMES[code],
         exit_code=int(code),

@@ -28,9 +28,8 @@ def rollback(spec: HostSpec, to: str | None, reporter: Reporter, *, break_lock: 
 def _roll(run: Run, target: str) -> HostResult:
     spec = run.host.spec
     run.facts["manifests"].update({target: _manifest(run, target)})
-    base = HostResult(
-        host=spec.name,
-        instance=spec.instance,
+    base = HostResult.on(
+        spec,
         profile=profile_name(target),
         release=target,
         outcome="rolled-back",

@@ -58,12 +58,8 @@ def describe(spec: HostSpec, facts: Facts) -> HostResult:
         else {"outcome": gate["outcome"], "subset": gate["subset"], "age_s": round(facts["time"] - gate["at"], 1)},
         "good": state == "serving" and not remark,
     }
-    simulated = ((facts.get("http") or {}).get("server_info") or {}).get("SIMULATED")
-    if simulated:
-        details["simulated"] = simulated
-    return HostResult(
-        host=spec.name,
-        instance=spec.instance,
+    return HostResult.on(
+        spec,
         profile=profile_name(links.current),
         release=links.current,
         outcome=state,

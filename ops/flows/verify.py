@@ -44,9 +44,8 @@ def result(spec: HostSpec, facts: Facts, verdicts: Sequence[Verdict]) -> HostRes
     problems = not_passed(verdicts)
     warnings = [f"warning: {v.name}: {v.message}" for v in verdicts if v.passed and v.evidence.get("warning")]
     said = [v.line() for v in problems] or [f"{release} is as it was deployed"]
-    return HostResult(
-        host=spec.name,
-        instance=spec.instance,
+    return HostResult.on(
+        spec,
         profile=profile_name(release),
         release=release,
         outcome=word,

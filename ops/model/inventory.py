@@ -44,6 +44,11 @@ class HostSpec(Data):
     time_scale: float = Field(1.0, ge=0.1, le=1000, description="ops_time_scale: sandbox only.")
 
     @property
+    def simulated(self) -> str | None:
+        """ "x S" for a sandbox or lab host, whose inventory names its time scale; None for a real one."""
+        return f"x {self.time_scale:g}" if "time_scale" in self.model_fields_set else None
+
+    @property
     def instance_dir(self) -> str:
         """Folder of the instance on the host."""
         return f"{self.root.rstrip('/')}/{self.instance}"

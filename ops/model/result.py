@@ -1,8 +1,10 @@
 """What a command reports: one document, the same for `--json`, the journal's reader and the fleet table."""
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from ops.model.inventory import HostSpec
 
 SCHEMA = "ops/1"
 
@@ -25,6 +27,12 @@ class HostResult(BaseModel):
     gate: dict[str, Any] | None = None
     phases: dict[str, float] = Field(default_factory=dict)
     details: dict[str, Any] = Field(default_factory=dict)
+    simulated: str | None = None
+
+    @classmethod
+    def on(cls, spec: HostSpec, **fields: Any) -> Self:
+        """A result on `spec`; one from a sandbox says that its figures are simulated."""
+        return cls(host=spec.name, instance=spec.instance, simulated=spec.simulated, **fields)
 
 
 def document(command: str, hosts: list[HostResult]) -> dict[str, Any]:
