@@ -163,10 +163,10 @@ def _root(host: Host | Vm, *command: str) -> str:
     return host.exec(*command)
 
 
-def gpu_mib(host: Host | Vm) -> int:
-    """Return the GPU memory in use, over all GPUs."""
-    listed = _root(host, "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    return sum(int(line) for line in listed.split())
+def gpu_holders(host: Host | Vm) -> set[int]:
+    """Return the pids that hold GPU memory."""
+    listed = _root(host, "nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
+    return {int(line) for line in listed.split()}
 
 
 def links(host: Host | Vm) -> dict[str, str]:
