@@ -269,7 +269,7 @@ def test_nccl_conf_is_written_on_request_and_the_file_before_it_comes_back_with_
     on = deployed("systemd")
     first = links(on.host)["current"]
     with on.changed("/etc/nccl.conf") as host:
-        host.exec("sh", "-c", "echo "# of the site" >/etc/nccl.conf")
+        host.exec("sh", "-c", "echo '# of the site' >/etc/nccl.conf")
         on.operator.change_profile(PROFILE, nccl_conf=True)
         on.operator.deploy(host)
         written = host.exec("cat", "/etc/nccl.conf")
