@@ -33,6 +33,13 @@ def _profile(name: str, sources: Sequence[str]) -> Profile:
         raise AnsibleFilterError(str(error)) from error
 
 
+def _plain(value: Any) -> Any:
+    """Containers of Ansible's, which template their items when these are asked for, as plain ones."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key]) for key in value}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def ops_profile(name: str, sources: Sequence[str]) -> dict[str, Any]:
     """A resolved profile (`extends` applied, checked) as a map. sources: `ansible_inventory_sources`."""
     return _profile(name, sources).model_dump(mode="json")
@@ -60,13 +67,13 @@ def ops_serial(hostvars: Mapping[str, Any], names: Sequence[str], rollout: str =
     hosts = ops_order(names, hostvars)
     if not hosts:
         return [1]
-    found = waves.waves(Rollout.model_validate(dict(hostvars[hosts[0]][rollout])), len(hosts))
+    found = waves.waves(Rollout.model_validate(_plain(hostvars[hosts[0]][rollout])), len(hosts))
     return [wave.size for wave in found]
 
 
 def ops_wave(rollout: Mapping[str, Any], position: int, hosts: int) -> dict[str, Any]:
     """The wave of a rollout that begins with host `position` of `hosts`: batch, size, opens, closes, canary."""
-    wave = waves.wave_of(waves.waves(Rollout.model_validate(dict(rollout)), hosts), position)
+    wave = waves.wave_of(waves.waves(Rollout.model_validate(_plain(rollout)), hosts), position)
     shown = {"batch": wave.batch, "size": wave.size, "opens": wave.opens, "closes": wave.closes}
     return {**shown, "canary": wave.batch == waves.CANARY}
 
@@ -81,7 +88,7 @@ def ops_order(names: Sequence[str], hostvars: Mapping[str, Any], seen: str = "op
     seen: the variable in which a task with `ops_status` was registered.
     """
     rows = {
-        name: {"state": "unknown"} if read.get("unreachable") else dict(read["status"])
+        name: {"state": "unknown"} if read.get("unreachable") else _plain(read["status"])
         for name, read in _seen(names, hostvars, seen).items()
     }
     return list(budget.order(rows))

@@ -3,10 +3,9 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,13 +111,13 @@ class Fleet:
 
 
 @contextmanager
-def fleet(folder: Path, **timeouts: float) -> Iterator[Fleet]:
-    """A project whose inventory has three fresh hosts in the group `gpu`; everything is brought down at the end."""
+def fleet(folder: Path, names: Sequence[str] = NAMES, **timeouts: float) -> Iterator[Fleet]:
+    """A project whose inventory has fresh hosts in the group `gpu`; everything is brought down at the end."""
     project = lay_down_project(folder, timeouts=timeouts)
     found = Fleet(project, {})
     hosts: dict[str, Any] = {}
     try:
-        for name in NAMES:
+        for name in names:
             box = Sandbox.up(name, project=project, time_scale=TIME_SCALE, noise="off", load_s=10)
             found.boxes[name] = box
             hosts |= yaml.safe_load(box.inventory.read_text())["all"]["hosts"]
@@ -138,7 +137,3 @@ def files(root: Path) -> dict[str, bytes]:
         elif path.is_file():
             found[str(path.relative_to(root))] = path.read_bytes()
     return found
-
-
-def remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

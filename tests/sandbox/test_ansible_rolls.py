@@ -1,12 +1,7 @@
 """Rolling deploys: if this fails, a bad release spreads over a fleet, or a fleet serves less than was promised."""
 
-import json
 import os
 import signal
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +10,9 @@ import pytest
 from fleet_rig import Fleet, fleet
 from rig import BRIEF, Done, until
 
+from tests.fleet_load import Load
+
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(900)]
-PORT = 8000
 
 
 @pytest.fixture(scope="module")
@@ -178,82 +174,9 @@ def test_ctrl_c_restores_the_host_that_is_being_changed(hosts: Fleet) -> None:
     assert hosts.serving() == dict.fromkeys(hosts.boxes, "good")
 
 
-class Load:
-    """Constant load: clients that send to hosts which `ops status --json` shows as admitted."""
-
-    def __init__(self, hosts: Fleet, clients: int) -> None:
-        self.hosts = hosts
-        self.addresses = {name: box.address for name, box in hosts.boxes.items()}
-        self.admitted: list[str] = []
-        self.lowest = len(hosts.boxes)
-        self.answered = dict.fromkeys(hosts.boxes, 0)
-        self.cut: list[str] = []
-        self.refused = 0
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._status), threading.Thread(target=self._watch)]
-        self._threads += [threading.Thread(target=self._client, args=(number,)) for number in range(clients)]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        until(lambda: sum(self.answered.values()) > 5, "the load is on", within_s=60)
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _status(self) -> None:
-        while not self._stop.is_set():
-            document = self.hosts.ops("status").document
-            self.admitted = [row["host"] for row in document["hosts"] if row["admitted"]]
-            self._stop.wait(0.3)
-
-    def _watch(self) -> None:
-        """From outside: how many hosts say that they take traffic."""
-        while not self._stop.is_set():
-            self.lowest = min(self.lowest, sum(self.hosts.admitted(name) is not None for name in self.hosts.boxes))
-            time.sleep(0.01)
-
-    def _client(self, number: int) -> None:
-        turn = number
-        while not self._stop.is_set():
-            names = self.admitted
-            if not names:
-                time.sleep(0.05)
-                continue
-            turn += 1
-            name = names[turn % len(names)]
-            try:
-                tokens = self._ask(self.addresses[name])
-            except (ConnectionRefusedError, urllib.error.URLError) as error:
-                if isinstance(error, ConnectionRefusedError) or isinstance(error.reason, ConnectionRefusedError):
-                    self.refused += 1  # the view was old; nothing was in flight
-                    time.sleep(0.1)
-                    continue
-                self.cut.append(f"{name}: {error!r}")
-            except (OSError, ValueError) as error:
-                self.cut.append(f"{name}: {error!r}")
-            else:
-                if tokens == 200:
-                    self.answered[name] += 1
-                else:
-                    self.cut.append(f"{name}: {tokens} of 200 tokens")
-
-    @staticmethod
-    def _ask(address: str) -> int:
-        sampling = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
-        body = json.dumps({"text": "Say it.", "sampling_params": sampling}).encode()
-        request = urllib.request.Request(
-            f"http://{address}:{PORT}/generate", body, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return int(json.load(answer)["meta_info"]["completion_tokens"])
-
-
 def test_under_load_two_of_three_serve_at_every_moment_and_no_request_is_cut(hosts: Fleet) -> None:
-    with Load(hosts, clients=4) as load:
+    addresses = {name: box.address for name, box in hosts.boxes.items()}
+    with Load(addresses, lambda: hosts.ops("status").document, hosts.admitted, clients=4) as load:
         done = hosts.ops("deploy", "--profile", "next")
         before_end = dict(load.answered)
         until(lambda: all(load.answered[n] > before_end[n] for n in hosts.boxes), "all answer", within_s=60)
