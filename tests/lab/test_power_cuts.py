@@ -47,20 +47,27 @@ def good(
         lab.remove(host)
 
 
+FOLLOW = """
+import sys, time
+file = open(sys.argv[1])
+for _ in range(int(sys.argv[2])):
+    file.readline()
+while True:
+    line = file.readline()
+    if line.endswith("\\n"):
+        print(line, end="", flush=True)
+    else:
+        time.sleep(0.005)
+"""
+
+
 def freeze_in(host: Host, client: "subprocess.Popen[str]", phase: str, known: int, deadline_s: float = 60) -> None:
     """Stop the client when the host's journal says that the phase has begun; what the host does meanwhile goes on."""
-    follow = (
-        docker_client(),
-        "exec",
-        host.container,
-        "tail",
-        "-n",
-        f"+{known + 1}",
-        "-F",
-        f"{INSTANCE_DIR}/journal.jsonl",
-    )
+    reader = (docker_client(), "exec", host.container, "python3", "-u", "-c", FOLLOW)
     deadline = time.monotonic() + deadline_s
-    with subprocess.Popen(follow, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as journal:
+    with subprocess.Popen(
+        (*reader, f"{INSTANCE_DIR}/journal.jsonl", str(known)), stdout=subprocess.PIPE, text=True
+    ) as journal:
         assert journal.stdout is not None
         try:
             for line in journal.stdout:
@@ -80,10 +87,19 @@ def test_after_a_power_cut_in_the_phase_the_host_serves_a_good_release_by_itself
     good: Callable[[str], tuple[Host, Operator]], kind: str, phase: str
 ) -> None:
     host, operator = good(kind)
+    # A phase may be over before the cut; then that was a cut in the next one, as good as any, and this one is tried
+    # again.
+    struck_in = [cut_and_check(host, operator, phase)]
+    while struck_in[-1] != phase:
+        assert len(struck_in) < 4, f"no cut struck in {phase}, but in {struck_in}"
+        struck_in.append(cut_and_check(host, operator, phase))
+
+
+def cut_and_check(host: Host, operator: Operator, phase: str) -> str:
+    """Cut the power in (or just after) the phase, prove what the host does by itself; return where it struck."""
     before = links(host)["last-good"]
-    profile = OTHER[before.rpartition("-")[0]]
     known = len(events(host))
-    client = operator.process("deploy", "--profile", profile, "--host", host.name, "--json")
+    client = operator.process("deploy", "--profile", OTHER[before.rpartition("-")[0]], "--host", host.name, "--json")
     try:
         freeze_in(host, client, phase, known)
         host.power_off()
@@ -95,17 +111,18 @@ def test_after_a_power_cut_in_the_phase_the_host_serves_a_good_release_by_itself
     wait_serving(host)
 
     struck = events(host)[known:]
-    assert begun(struck) == phase, f"the cut struck elsewhere: {struck}"
     committed = [e["release"] for e in struck if e["event"] in ("committed", "confirmed-late")]
     expected = committed[0] if committed else before
-    assert links(host) == {**links(host), "current": expected, "last-good": expected}
-    assert "pending" not in links(host)
+    found = links(host)
+    assert (found["current"], found["last-good"]) == (expected, expected)
+    assert "pending" not in found
     assert {environ["OPS_RELEASE"] for environ in ranks(host).values()} == {expected}
     assert len(ranks(host)) == 8
-    if phase in ("arm", "drain", "stop", "activate", "start", "gate"):
+    if begun(struck) in ("stage", "arm", "drain", "stop", "activate", "start", "gate"):
         assert expected == before
     status = operator.ops("status", "--host", host.name)
     assert (status.host["outcome"], status.host["release"]) == ("serving", expected), status
+    return begun(struck)
 
 
 def begun(struck: list[dict[str, Any]]) -> str:
