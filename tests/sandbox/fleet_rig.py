@@ -69,6 +69,11 @@ class Fleet:
     def ops(self, *words: str, within_s: float = 240) -> Done:
         return self.start(*words).wait(within_s)
 
+    def alone(self, *words: str, within_s: float = 120) -> Done:
+        """Run an `ops` command without a group."""
+        self.clients.append(Client([*words, "--json"], self.project))
+        return self.clients[-1].wait(within_s)
+
     def change_profile(self, profile: str, **keys: Any) -> None:
         """Replace top-level keys of a profile's file."""
         file = self.project / "envs" / "profiles" / f"{profile}.yaml"
