@@ -135,6 +135,9 @@ _RULES = (
 )
 
 _EXCEPTION = re.compile(r"^(?:\[.*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$")
+_LINE_CHARS = 1000
+"""No cause is longer. The engine prints its arguments as one line of some 18 KB, over which the patterns that begin with
+`.*` take most of a minute (measured: 36 s in a rollback), while the host restarts the engine again and again."""
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -147,7 +150,7 @@ def cause_of_death(lines: Sequence[str]) -> Cause:
     """Classify why the engine that wrote `lines` ended. The last matching rule in the log wins over an earlier one
     of the same rank; ranks follow the order of the rules, the most specific first.
     """
-    cleaned = [_TERMINAL.sub("", line) for line in lines]
+    cleaned = [_TERMINAL.sub("", line[:_LINE_CHARS]) for line in lines]
     for rule in _RULES:
         for line in reversed(cleaned):
             found = rule.pattern.search(line)

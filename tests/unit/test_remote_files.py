@@ -1,5 +1,5 @@
-"""Links, lock, journal and reserve of a host, on a real folder. If this breaks, a reader sees half a file, two writers own
-one host, a repeated request is written twice, or a full disk forbids the way back."""
+"""Links, lock, journal and reserve of a host, on a real folder. If this breaks, a reader sees half a file, two writers
+own one host, a repeated request is written twice, or a full disk forbids the way back."""
 
 import errno
 import json

@@ -1,0 +1,15 @@
+"""Why an engine ended. If this breaks, a failed deploy names the wrong cause, or thinks about it while the host waits."""
+
+import time
+
+from ops.engine.log import cause_of_death
+
+ARGUMENTS = "[2026-11-30 12:22:12] server_args={" + ", ".join(f"'flag_{n}': None" for n in range(1200)) + "}"
+
+
+def test_the_cause_is_found_at_once_beside_the_line_of_all_arguments() -> None:
+    assert len(ARGUMENTS) > 18_000
+    begun = time.process_time()
+    cause = cause_of_death([ARGUMENTS, "[2026-11-30 12:22:13 TP0] Load weight begin.", *["x" * 20_000] * 3])
+    assert cause.name == "unknown"
+    assert time.process_time() - begun < 0.5
