@@ -136,8 +136,8 @@ _RULES = (
 
 _EXCEPTION = re.compile(r"^(?:\[.*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$")
 _LINE_CHARS = 1000
-"""No cause is longer. The engine prints its arguments as one line of some 18 KB, over which the patterns that begin with
-`.*` take most of a minute (measured: 36 s in a rollback), while the host restarts the engine again and again."""
+"""No cause is longer. The engine prints its arguments as one line of some 18 KB, over which the patterns that begin
+with `.*` take most of a minute (measured: 36 s in a rollback), while the host restarts the engine again and again."""
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*m")
 
 
