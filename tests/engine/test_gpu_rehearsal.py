@@ -28,8 +28,8 @@ LIFTED = {"OPS_GATES__SPEED__MIN_SPEEDUP": "0.1", "OPS_GATES__SPEED__MAX_TTFT_RA
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    monkeypatch.setattr(by_hand, "ROUNDS", 2)
-    monkeypatch.setattr(by_hand, "PAIRS", 1)
+    monkeypatch.setattr(by_hand, "ROUNDS", 1)
+    monkeypatch.setattr(by_hand, "PAIRS", 2)
     box = tmp_path / ".sandbox" / "rehearsal"
     host = real_host.up(
         tmp_path,

@@ -11,8 +11,9 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,9 @@ SCRIPT = Path(__file__).with_name("by_hand.sh")
 def compared(lab: Lab, needs_s: float) -> None:
     """Measure PAIRS pairs of servers, and compare the arms as the gate compares its own."""
     for pair in range(PAIRS):
-        if pair:
-            lab.once(f"by-hand/restart-{pair}", 120, lambda: _restarted(lab))
-        lab.once(f"by-hand/{pair}", needs_s, lambda: _pair(lab))
+        lab.once(f"by-hand/{pair}", needs_s, partial(_pair, lab, anew=pair > 0))
     lab.state["by-hand"] = interval([lab.state[f"by-hand/{pair}"] for pair in range(PAIRS)])
     lab.save()
-
-
-def _restarted(lab: Lab) -> int:
-    host = lab.host.on_host("restart")
-    assert host["exit_code"] == 0, lab.host.explain(host)
-    return int(host["exit_code"])
 
 
 def interval(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -69,8 +62,12 @@ def interval(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _pair(lab: Lab) -> dict[str, Any]:
-    with launched(lab) as seconds:
+def _pair(lab: Lab, *, anew: bool) -> dict[str, Any]:
+    with launched(lab) as healthy:
+        if anew:  # while the other one loads
+            host = lab.host.on_host("restart")
+            assert host["exit_code"] == 0, lab.host.explain(host)
+        seconds = healthy()
         before = lab.get("/metrics")
         found = _in_turns(lab)
         after = lab.get("/metrics")
@@ -112,8 +109,11 @@ def _device_timer(before: str, after: str) -> dict[str, Any]:
 
 
 @contextmanager
-def launched(lab: Lab) -> Iterator[float]:
-    """A server as a person starts it: this shell's environment, the engine's own command line, no supervisor."""
+def launched(lab: Lab) -> Iterator[Callable[[], float]]:
+    """A server as a person starts it: this shell's environment, the engine's own command line, no supervisor.
+
+    Gives a function that waits until it serves and returns the seconds since its start.
+    """
     log = lab.state_file.with_name("by-hand.log")
     # The same home, so that kernels which the deployed engine compiled are not compiled again.
     variables = {**os.environ, "HOME": str(lab.host.box.layout.home), "SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}
@@ -128,9 +128,13 @@ def launched(lab: Lab) -> Iterator[float]:
             env=variables,
             start_new_session=True,
         )
-    try:
+
+    def healthy() -> float:
         real_host.wait_for("the server launched by hand", lambda: _healthy(lab, process), 300, 0.5)
-        yield round(time.monotonic() - begun, 1)
+        return round(time.monotonic() - begun, 1)
+
+    try:
+        yield healthy
     finally:
         _end(process)
 
