@@ -6,11 +6,11 @@ from ops.flows.hosts import run_on
 from ops.flows.ownership import owned
 from ops.flows.report import failed, gate_summary
 from ops.model.inventory import HostSpec
-from ops.model.plan import Plan, Purpose
+from ops.model.plan import Purpose
 from ops.model.ports import Reporter
 from ops.model.result import HostResult
 from ops.model.state import profile_name
-from ops.planner import start_plan, stop_plan
+from ops.planner import rollback_plan, start_plan, stop_plan
 from ops.run import Run
 
 
@@ -32,7 +32,8 @@ def _control(run: Run, verb: str, release: str) -> HostResult:
     plans = {
         "start": start_plan(release),
         "stop": stop_plan(),
-        "restart": Plan(steps=(*stop_plan().steps, *start_plan(release).steps)),
+        # The host is armed for it: a client that dies between stop and start leaves no host without its server.
+        "restart": rollback_plan(release, run.profile(release)),
     }
     base = HostResult.on(
         spec,
@@ -46,6 +47,7 @@ def _control(run: Run, verb: str, release: str) -> HostResult:
         verb == "stop" and not running and not run.facts["processes"] and run.facts["guard"]["wanted"] == "stopped"
     ):
         return base.model_copy(update={"outcome": "unchanged", "changed": False, "message": f"{release}: already so"})
-    transaction(run, plans[verb], command=verb, purpose=Purpose.CONTROL, release=release)
+    purpose = Purpose.ROLLBACK if verb == "restart" else Purpose.CONTROL
+    transaction(run, plans[verb], command=verb, purpose=purpose, release=release)
     gate = gate_summary(run.reports[-1]) if run.reports else None
     return base.model_copy(update={"gate": gate, "phases": run.seconds, "message": f"{release} {base.outcome}"})

@@ -12,6 +12,9 @@ import time
 from ops.remote import lock, reserve
 
 _TAIL_BYTES = 256 * 1024
+_REPEATED_WITHIN = 20
+"""A repeated request is the client's last one; between it and its first try only the guard and the engine's exits can
+have written."""
 
 
 def path_of(instance_dir):
@@ -23,11 +26,14 @@ def append(emit, *, instance_dir, event, fenced=True):
     acted)."""
     if fenced:
         lock.require(instance_dir, event["run"])
-    key = {k: event[k] for k in ("run", "event", "seq") if k in event}
-    if "seq" in event and any(key.items() <= old.items() for old in tail(instance_dir)):
+    if any(_same(old, event) for old in tail(instance_dir)[-_REPEATED_WITHIN:]):
         return {"appended": False}
     write(instance_dir, event)
     return {"appended": True}
+
+
+def _same(old, event):
+    return {key: value for key, value in old.items() if key != "at"} == event
 
 
 def write(instance_dir, event):

@@ -1,4 +1,4 @@
-"""Why an engine ended. If this breaks, a failed deploy names the wrong cause, or thinks it over while the host waits."""
+"""Why an engine ended. If this breaks, a failed deploy names the wrong cause, or thinks about it for long."""
 
 import time
 
