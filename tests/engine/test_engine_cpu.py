@@ -35,7 +35,7 @@ def test_every_variable_of_engine_env_is_in_the_schedulers_own_environment(host:
     ranks = host.schedulers()
     assert len(ranks) == 1
     assert b"SPT_NOENV=1" in lines
-    assert b"OMP_NUM_THREADS=2" in lines
+    assert b"OMP_NUM_THREADS=1" in lines
     for pid in ranks:
         held = real_host.environ(pid)
         assert held is not None
