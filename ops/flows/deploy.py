@@ -107,7 +107,7 @@ def _deploy(run: Run, candidate: _Candidate, options: DeployOptions) -> HostResu
 
 def _measure_baseline(run: Run, candidate: _Candidate, fallback: Release, message: str) -> None:
     """Deploy and measure the yardstick first, as an ordinary confirmed deploy, when this host has no valid one."""
-    if "speed" in candidate.profile.gates.skip or run.assumed_baseline is not None:
+    if {"speed", "agreement"} <= candidate.profile.gates.skip.keys() or run.assumed_baseline is not None:
         return
     profile = run.profile(fallback.id)
     run.observe(models=gating.models(run, profile), gpus=True)

@@ -1,0 +1,72 @@
+"""Speed inside `ops deploy`: if this fails, a slower server takes traffic, or a faster one is refused.
+
+Runs alone on a quiet machine: at time scale 10 a busy one shows as a slow server. Noise is off.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gate_host import GateHost
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.timing, pytest.mark.timeout(300)]
+
+TIME_SCALE = 10.0
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[GateHost]:
+    made = GateHost(tmp_path_factory.mktemp("speed") / "project", repository, {}, TIME_SCALE)
+    try:
+        done = made.deploy("baseline")
+        assert done.code == 0, done.stdout
+        yield made
+    finally:
+        made.box.down()
+
+
+@pytest.fixture(autouse=True)
+def healed(host: GateHost) -> Iterator[None]:
+    yield
+    host.heal()
+
+
+@pytest.mark.parametrize("fault", ["slow-20-percent", "ttft-worse", "loses-under-load"])
+def test_a_slower_server_is_refused_by_speed(host: GateHost, fault: str) -> None:
+    host.box.fault(fault)
+
+    done = host.deploy()
+
+    assert (done.code, host.first_problem(done)) == (3, "speed"), done.stdout
+    assert host.ops("status").host["profile"] == "baseline"
+
+
+@pytest.mark.parametrize("nccl", ["pcie-blackwell-ll", "default"])
+def test_five_steps_fail_on_speed_with_either_nccl_set(host: GateHost, nccl: str) -> None:
+    host.add("five", {"extends": "eagle3-5step", "nccl": nccl})
+
+    done = host.deploy("five")
+
+    speed = next(c for c in done.host["gate"]["checks"] if c["name"] == "speed")
+    assert (done.code, speed["outcome"]) == (3, "fail"), done.stdout
+
+
+def test_two_percent_slower_and_still_faster_than_the_baseline_is_admitted(host: GateHost) -> None:
+    host.box.fault("slow-2-percent")
+
+    done = host.deploy()
+
+    assert done.code == 0, done.stdout
+
+
+def test_a_healthy_server_passes_again_and_again(host: GateHost) -> None:
+    assert host.deploy().code == 0
+    passed = [host.ops("gate").code for _ in range(3)]
+    assert passed == [0, 0, 0]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_healthy_server_passes_twenty_of_twenty_times(host: GateHost) -> None:
+    assert host.deploy().code == 0
+    assert [host.ops("gate").code for _ in range(20)] == [0] * 20
