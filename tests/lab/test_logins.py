@@ -6,8 +6,9 @@ Cases SSH-01, SSH-03, SSH-05, SSH-06, SSH-08.
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,7 +186,7 @@ def cut_while_loading(host: Host, client: "subprocess.Popen[str]") -> int:
     cuts = 0
     while client.poll() is None:
         seen = [e for e in events(host) if e["event"] in ("step-started", "step-done")]
-        last = seen[-1] if seen else {"event": "", "step": {"kind": ""}}
+        last: Mapping[str, Any] = seen[-1] if seen else {"event": "", "step": {"kind": ""}}
         if last["step"]["kind"] == "gate":
             return cuts
         if last["step"]["kind"] == "start" and last["event"] == "step-started":

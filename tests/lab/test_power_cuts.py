@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -74,11 +74,16 @@ def freeze_in(host: Host, client: "subprocess.Popen[str]", phase: str, known: in
         (*reader, f"{INSTANCE_DIR}/journal.jsonl", str(known)), stdout=subprocess.PIPE, text=True
     ) as journal:
         assert journal.stdout is not None
-        threading.Thread(target=lambda: [seen.put(line) for line in journal.stdout or ()], daemon=True).start()
+        threading.Thread(target=_pass_on, args=(journal.stdout, seen), daemon=True).start()
         try:
             _slice_until(client, phase, seen, time.monotonic() + deadline_s)
         finally:
             journal.kill()
+
+
+def _pass_on(lines: Iterable[str], seen: "queue.SimpleQueue[str]") -> None:
+    for line in lines:
+        seen.put(line)
 
 
 def _slice_until(client: "subprocess.Popen[str]", phase: str, seen: "queue.SimpleQueue[str]", deadline: float) -> None:

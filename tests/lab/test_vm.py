@@ -14,10 +14,10 @@ import pytest
 
 from ops.sandbox.engine.install import Simulation
 
-from .conftest import Vm
 from .hosts import Lab, Settings
 from .machine import CommandFailed
 from .product import INSTANCE_DIR, PORT, PROFILE, Operator, events, links, ranks
+from .vm import Vm
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 

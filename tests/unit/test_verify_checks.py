@@ -54,7 +54,7 @@ def seen(**changes: Any) -> Seen:
         "nccl": {"name": "set", "topology": "pcie"},
         "runtime": "native",
     }
-    parts = {"facts": facts, "deployed": deployed, "manifest": manifest}
+    parts: dict[str, dict[str, Any]] = {"facts": facts, "deployed": deployed, "manifest": manifest}
     for part, values in changes.items():
         parts[part] = {**parts[part], **values}
     return Seen(parts["facts"], parts["deployed"], parts["manifest"])
