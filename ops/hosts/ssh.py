@@ -29,6 +29,8 @@ _RECONNECT_S = 60.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _KEEPALIVE_S = 5
 _SILENCE_S = 15
+_STABLE_S = 10.0
+"""A connection that lasted so long (wall seconds) was a good one: when it breaks, patience begins anew."""
 
 
 class SshHost:
@@ -67,6 +69,7 @@ class SshHost:
         raised), HostError (no answer in time).
         """
         lost_at: float | None = None
+        back_at: float | None = None
         attempt = 0
         patience_s = max(patience_s, self._reconnect_s)
 
@@ -80,9 +83,9 @@ class SshHost:
             try:
                 with self._lock:
                     session = self._open()
-                    if lost_at is not None and on_reconnect is not None:
-                        on_reconnect(f"SSH is back after {time.monotonic() - lost_at:.0f} s")
-                    lost_at, attempt = None, 0
+                back_at = time.monotonic()
+                if lost_at is not None and on_reconnect is not None:
+                    on_reconnect(f"SSH is back after {back_at - lost_at:.0f} s")
                 return session.call(verb, args, wait_s, follow)
             except AgentError as error:
                 raise RemoteFailed(str(error), kind=error.kind, host=self.name) from error
@@ -91,7 +94,9 @@ class SshHost:
             except (ChannelClosed, Unreachable) as error:
                 if lost_at is None and isinstance(error, Unreachable) and self._connection is None:
                     raise
-                lost_at = lost_at or time.monotonic()
+                if lost_at is None or (back_at is not None and time.monotonic() - back_at > _STABLE_S):
+                    lost_at, attempt = time.monotonic(), 0
+                back_at = None
                 self._drop()
                 if time.monotonic() - lost_at > patience_s:
                     raise ConnectionLost(
