@@ -13,6 +13,8 @@ _SYSTEM_NCCL_CONF = "/etc/nccl.conf"
 _RELEASE_WAIT_S = 15.0  # memory and ports come back 1-2 s after the last process; wall seconds
 _FADING_S = 4.0  # how long memory of a pid that is not there counts as fading, before it counts as a stranger's
 _POLL_S = 0.05
+_START_WAIT_S = 100.0
+"""Until the supervisor has a process: a unit may wait for mounts, and its ExecStartPre has 90 s. Wall seconds."""
 
 
 def activate(emit, *, instance_dir, release, supervisor):
@@ -68,7 +70,7 @@ def start(emit, *, instance_dir, supervisor):
     store.write_atomic(os.path.join(instance_dir, "guard", "ordered"), b"")
     _want(instance_dir, "running")
     keeper.start()
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + _START_WAIT_S
     while time.monotonic() < deadline:
         state = keeper.state()
         if state["pid"]:

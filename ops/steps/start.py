@@ -18,7 +18,7 @@ _PATIENCE_S = 60.0
 def do(run: Run, *, release: str) -> dict[str, Any]:
     profile = run.profile(release)
     refuse_drift(run, release)
-    started = run.call("lifecycle.start", supervisor=run.supervisor)
+    started = run.call("lifecycle.start", supervisor=run.supervisor, wait_s=130.0)
     run.started = started
     begun = time.monotonic()
     watcher = _Watcher(run, begun, expected_s(run))
