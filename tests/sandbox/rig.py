@@ -186,7 +186,8 @@ class Rig:
             text = (self.instance / "journal.jsonl").read_text()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        whole = text[: text.rfind("\n") + 1]  # what is being written at this moment comes with the next look
+        return [json.loads(line) for line in whole.splitlines() if line]
 
     def link(self, name: str) -> str | None:
         path = self.instance / name

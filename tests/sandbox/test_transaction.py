@@ -27,7 +27,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with rig(tmp_path_factory.mktemp("transaction"), f"transaction-{os.getpid()}") as found:
         for profile in ("good", "next"):
             done = found.deploy(profile)
-            assert done.code == 0, done.stderr + done.stdout
+            ended(done, 0)
         yield found
         check_journal(found.journal())
 
@@ -37,6 +37,10 @@ def _clean(host: Rig) -> Iterator[None]:
     yield
     host.box.clear_faults()
     host.expected_in_log = None
+
+
+def ended(done: Done, code: int) -> None:
+    assert done.code == code, f"exit {done.code}\n{done.stderr}\n{done.stdout}"
 
 
 def other(host: Rig) -> str:
@@ -65,7 +69,7 @@ def test_an_engine_that_crashes_in_its_load_is_rolled_back_with_little_overhead(
     old, since = host.link("current"), len(host.journal())
     host.box.fault("crash-during-load")
     done = host.deploy(other(host))
-    assert done.code == 3, done.stderr
+    ended(done, 3)
     assert done.host["outcome"] == "rolled-back" and "out of memory" in done.host["message"].lower()
     serves(host, old)
     events = host.journal()[since:]
@@ -119,7 +123,7 @@ def test_an_interrupted_deploy_restores_what_served_and_says_so(host: Rig, kind:
     wait_step(host, kind, since)
     client.signal(number)
     done = client.wait()
-    assert done.code == 130, done.stderr
+    ended(done, 130)
     assert "going back to" in done.stderr and f"{old} serves again" in done.host["message"]
     serves(host, old)
 
@@ -131,7 +135,7 @@ def test_an_interruption_before_anything_was_stopped_touches_nothing(host: Rig) 
     wait_step(host, "stage", since)
     client.signal(signal.SIGINT)
     done = client.wait()
-    assert done.code == 130, done.stderr
+    ended(done, 130)
     assert [(p.pid, p.starttime) for p in host.engines()] == [(engine.pid, engine.starttime)]
     serves(host, old)
 
@@ -157,8 +161,8 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_host_goes_back_by_itself(host: R
     assert host.link("current") == old and not (host.instance / "lock").exists()
     assert "ungated" in host.status()["message"]
     gated = host.ops("gate", "--subset", "rollback")
-    assert gated.code == 0, gated.stderr
-    assert host.ops("start").code == 0
+    ended(gated, 0)
+    ended(host.ops("start"), 0)
     serves(host, old)
     for name in ("good", "next"):
         host.choose_timeouts(name, "usual")
@@ -176,17 +180,17 @@ def test_what_serves_already_is_not_deployed_again(host: Rig) -> None:
 def test_going_back_and_back_again_swaps_the_two_good_releases(host: Rig) -> None:
     first = host.link("current")
     done = host.ops("rollback")
-    assert done.code == 0, done.stderr
+    ended(done, 0)
     second = host.link("current")
     assert second != first
     serves(host, second)
-    assert host.ops("rollback", "--to", str(first)).code == 0
+    ended(host.ops("rollback", "--to", str(first)), 0)
     serves(host, first)
 
 
 def test_going_back_to_the_baseline_uses_the_baselines_own_settings(host: Rig) -> None:
     done = host.ops("rollback", "--to", "baseline")
-    assert done.code == 0, done.stderr
+    ended(done, 0)
     serves(host, host.link("baseline"))
     title = host.engines()[0].title
     assert "--mem-fraction-static 0.9 " in title.replace("0.90", "0.9") and "speculative" not in title
@@ -208,7 +212,7 @@ def test_a_release_that_somebody_changed_on_the_host_does_not_start(host: Rig) -
     script.write_bytes(content.replace(b"--tp-size 2", b"--tp-size 1") + b"# changed\n")
     try:
         done = host.ops("rollback", "--to", target.name)
-        assert done.code == 3, done.stderr
+        ended(done, 3)
         assert "launch.sh" in done.host["message"] and "not what was deployed" in done.host["message"]
         serves(host, old)
     finally:
@@ -217,7 +221,7 @@ def test_a_release_that_somebody_changed_on_the_host_does_not_start(host: Rig) -
 
 def test_an_engine_in_a_crash_loop_ends_on_the_baseline_and_status_says_so(host: Rig) -> None:
     if (host.link("current") or "").startswith("baseline-"):
-        assert host.deploy("good").code == 0
+        ended(host.deploy("good"), 0)
     crashing = host.link("current")
     since = len(host.journal())
     host.box.fault("crash-during-load", on=str(crashing).rpartition("-")[0])
@@ -231,7 +235,7 @@ def test_an_engine_in_a_crash_loop_ends_on_the_baseline_and_status_says_so(host:
     assert "fell back to" in status["message"] and not status["good"]
     host.box.clear_faults()
     done = host.deploy("good")
-    assert done.code == 0, done.stderr
+    ended(done, 0)
     serves(host, host.link("current"))
 
 
@@ -243,7 +247,7 @@ def test_ranks_that_outlive_their_launcher_are_stopped_as_well(host: Rig) -> Non
     processes.kill(launcher)
     until(lambda: all(parent(p.pid) == 1 for p in ranks), "the ranks belong to PID 1", within_s=10.0)
     done = host.deploy(other(host))
-    assert done.code == 0, done.stderr
+    ended(done, 0)
     assert not any(processes.starttime_of(p.pid) == p.starttime for p in ranks)
     serves(host, host.link("current"))
 
