@@ -14,6 +14,7 @@ from ops.remote import processes
 _GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap")
 
 
+_MEMORY_LATE_S = 5.0  # wall seconds
 _XID = re.compile(r"NVRM: Xid \((?P<device>[^)]*)\): (?P<code>\d+)")
 
 
@@ -115,7 +116,17 @@ def gpus():
                 "compute_cap": entry["compute_cap"],
             }
         )
-    return {"devices": devices, "holders": gpu_holders() or [], "topology": nvidia_smi("topo", "-m")}
+    return {"devices": devices, "holders": _settled_holders(), "topology": nvidia_smi("topo", "-m")}
+
+
+def _settled_holders():
+    """The holders, after a moment for the memory of processes that are gone: a driver gives it back 1-2 s late."""
+    deadline = time.monotonic() + _MEMORY_LATE_S
+    while True:
+        found = gpu_holders() or []
+        if all(holder["state"] for holder in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.25)
 
 
 def devices(emit):
