@@ -213,7 +213,7 @@ def test_client_and_guard_race_for_the_marker_and_exactly_one_wins(tmp_path: Pat
         host.link("last-good", OLD)
         host.link("current", NEW)
         host.mark("armed", in_s=-1)
-        argv = ["/bin/sh", host.guard / "guard.sh", "expire", host.dir]
+        argv = ["/bin/sh", str(host.guard / "guard.sh"), "expire", str(host.dir)]
         with subprocess.Popen(argv, env={"PATH": os.environ["PATH"]}) as guard:
             time.sleep(0.001 * number)
             try:

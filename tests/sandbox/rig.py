@@ -216,7 +216,7 @@ def rig(folder: Path, name: str, **settings: Any) -> Iterator[Rig]:
     """A project with one sandbox host in it, brought down at the end."""
     timeouts = settings.pop("timeouts", None)
     project = lay_down_project(folder, timeouts=timeouts)
-    wishes = {"time_scale": TIME_SCALE, "noise": "off", "load_s": LOAD_S} | settings
+    wishes: dict[str, Any] = {"time_scale": TIME_SCALE, "noise": "off", "load_s": LOAD_S} | settings
     box = Sandbox.up(name, project=project, **wishes)
     shutil.copy(box.inventory, project / "envs" / "hosts.yml")
     found = Rig(project, box)

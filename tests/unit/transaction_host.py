@@ -68,7 +68,7 @@ class Host:
             case "stage" | "prune" | "gate":
                 yield
             case "arm" | "rearm":
-                self.armed = Armed(run, release, DEADLINE_S)
+                self.armed = Armed(run, str(release), DEADLINE_S)
                 yield
             case "drain":
                 self.admitted = None
@@ -90,7 +90,7 @@ class Host:
                 assert self.running == self.armed.release, "what does not run was confirmed"
                 self.armed, self.confirmed = None, self.armed
                 yield
-                self.write(run, "committed", release=self.confirmed.release)
+                self.write(run, "committed", release=release)
                 yield
                 self.finish()
             case "finish":
