@@ -15,7 +15,7 @@ from .conftest import MakeHost
 from .faults import fault
 from .hosts import Host
 from .payload import ENGINE_PYTHON
-from .product import INSTANCE_DIR, PROFILE, Operator, gpu_holders, ranks, wait_serving
+from .product import INSTANCE_DIR, PROFILE, Operator, events, gpu_holders, links, ranks, wait_serving
 
 pytestmark = pytest.mark.lab
 
@@ -127,3 +127,44 @@ def test_deploy_refuses_a_gpu_that_a_colleague_holds_names_him_and_kills_nothing
     assert f"pid {foreign} of interactive (sglang::scheduler" in answer.host["message"]
     assert set(parents(host)) == {foreign}
     assert "absent" in host.exec("sh", "-c", "test -e /opt/ops || echo absent")
+
+
+@pytest.mark.parametrize("kind", ["systemd", "supervisord"])
+def test_a_release_that_dies_again_and_again_gives_way_to_the_baseline_and_status_says_so(
+    make_host: MakeHost, tmp_path: Path, kind: str
+) -> None:
+    host = make_host(kind, simulation=Simulation(time_scale=20))
+    operator = Operator.of(tmp_path / "project", host)
+    release = operator.deploy(host)
+    fault(host.login(), "crash-while-serving", on=PROFILE)
+
+    kill_launcher(host)
+    until(lambda: links(host)["current"] != release, "the guard falls back", deadline_s=120)
+    wait_serving(host, deadline_s=60)
+
+    baseline = links(host)["baseline"]
+    assert links(host)["current"] == baseline
+    assert {environ["OPS_RELEASE"] for environ in ranks(host).values()} == {baseline}
+    assert [e["count"] for e in events(host) if e["event"] == "engine-exit"] == [1, 2, 3]
+    status = operator.ops("status", "--host", host.name)
+    assert f"fell back to {baseline} (crash-loop), ungated" in status.host["message"], status
+    verified = operator.ops("verify", "--host", host.name)
+    assert verified.code == 6, verified
+    assert release in verified.check("boot")["message"]
+
+
+def kill_launcher(host: Host) -> None:
+    host.exec("kill", "-9", str(next(iter(parents(host).values()))))
+
+
+def test_three_restarts_by_hand_are_no_crash_loop(make_host: MakeHost, tmp_path: Path) -> None:
+    host = make_host("systemd", simulation=Simulation(time_scale=20))
+    operator = Operator.of(tmp_path / "project", host)
+    release = operator.deploy(host)
+
+    for _ in range(4):
+        host.exec("systemctl", "restart", "sglang-default")
+        wait_serving(host)
+
+    assert links(host)["current"] == release
+    assert "engine-exit" not in [e["event"] for e in events(host)]

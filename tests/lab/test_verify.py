@@ -124,6 +124,12 @@ def test_files_changed_together_with_their_manifest_are_found_by_the_releases_na
     assert f"not {systemd.release}" in answer.check("release-files")["message"]
 
 
+def test_systemd_finds_nothing_to_say_about_the_installed_units(systemd: Deployed) -> None:
+    units = ("sglang-default.service", "sglang-default-guard.service")
+    said = systemd.host.exec("sh", "-c", f"systemd-analyze verify {' '.join(units)} 2>&1; echo status $?")
+    assert said == "status 0\n"
+
+
 def test_a_drop_in_of_systemctl_edit_is_named(systemd: Deployed) -> None:
     folder = f"{UNIT}.d"
     with systemd.changed(folder) as host:
