@@ -21,7 +21,7 @@ def look(emit, *, instance_dir, supervisor, secrets):
 
     Args: secrets: {release: names whose values its files were hashed without}.
     Returns {release, folder: [files], identity, guard: [files], units: [as supervisor.inspect], nccl_log: [settings],
-    nccl_debug, nccl_files, limits: {pid: {...}}, container, env_lint: [lines], unreaped: [zombies]}.
+    nccl_files, limits: {pid: {...}}, container}.
     """
     release = store.links(instance_dir)["current"]
     ranks = [p for p in processes.ours(instance_dir) if "sglang::scheduler" in p["title"]]
@@ -39,7 +39,6 @@ def look(emit, *, instance_dir, supervisor, secrets):
         "nccl_files": machine.nccl_files(facts.homes(ranks), _conf_files(ranks)),
         "limits": {str(rank["pid"]): limits(rank["pid"]) for rank in ranks},
         "container": containers.running_of(instance_dir),
-        "unreaped": [z for z in processes.zombies() if z["ppid"] in {r["ppid"] for r in ranks} | {1}],
     }
 
 
