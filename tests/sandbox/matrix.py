@@ -456,7 +456,7 @@ def _settled(rig: Rig, cell: Cell, run: str, report: Report, break_lock: bool, s
         assert undone.code == 0, f"it could not be undone by hand: {undone.code}\n{undone.stderr}\n{undone.stdout}"
         return
     report.way = "the guard"
-    until(lambda: not _pending(rig), "the guard undoes it", within_s=60.0, every_s=0.05)
+    until(lambda: not _pending(rig), "the guard undoes it", within_s=180.0, every_s=0.05)
     assert _host_ended(rig, run), f"the guard wrote nothing about run {run}"
     assert not (rig.instance / "lock").exists(), "the guard left the dead run's lock"
 
