@@ -26,7 +26,7 @@ def owned(run: Run, message: str, *, break_lock: bool = False) -> Iterator[None]
     Raises: LockHeld (a living owner, or a dead one whose pending release the guard will undo), Unsafe when undoing
     failed.
     """
-    with interrupts():
+    with interrupts() as signals:
         maybe_ours = True
         try:
             try:
@@ -41,7 +41,11 @@ def owned(run: Run, message: str, *, break_lock: bool = False) -> Iterator[None]
                     _settle(run, left)
                     renew(run, message)
                 yield
+        except KeyboardInterrupt as error:
+            # A transaction says itself what became of it; this one came before, between or after them.
+            raise Interrupted("interrupted; nothing is left half done on the host", host=run.host.name) from error
         finally:
+            signals.defer()
             if maybe_ours and not run.left_to_guard:
                 _release(run)
 
