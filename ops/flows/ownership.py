@@ -31,7 +31,7 @@ def owned(run: Run, message: str, *, break_lock: bool = False) -> Iterator[None]
         try:
             try:
                 dead_run = _acquire(run, message, break_lock)
-            except LockHeld:
+            except (LockHeld, ConnectionLost):
                 maybe_ours = False
                 raise
             with _heartbeat(run):
