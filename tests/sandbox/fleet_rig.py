@@ -17,7 +17,7 @@ from rig import REPOSITORY, Client, Done, lay_down_project
 from ops.sandbox.host import Sandbox
 
 NAMES = ("alpha", "beta", "gamma")
-TIME_SCALE = 50.0
+TIME_SCALE = 20.0
 PLAYBOOKS = REPOSITORY / "playbooks"
 
 
@@ -56,7 +56,7 @@ class Fleet:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=420,
             check=False,
         )
         return Played(done.returncode, done.stdout, done.stderr)
@@ -66,7 +66,7 @@ class Fleet:
         self.clients.append(client)
         return client
 
-    def ops(self, *words: str, within_s: float = 240) -> Done:
+    def ops(self, *words: str, within_s: float = 420) -> Done:
         return self.start(*words).wait(within_s)
 
     def alone(self, *words: str, within_s: float = 120) -> Done:

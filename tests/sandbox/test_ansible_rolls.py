@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,23 @@ def test_a_keeping_roll_ends_at_the_failure_and_says_which_host_runs_what(hosts:
     assert hosts.serving() == {"alpha": "next", "beta": "good", "gamma": "good"}
 
 
+def test_a_canary_whose_engine_dies_while_it_is_watched_goes_back_and_nobody_follows(hosts: Fleet) -> None:
+    hosts.change_profile("next", rollout={"bake_s": 1500})
+    client = hosts.start("deploy", "--profile", "next")
+    until(lambda: (hosts.admitted("alpha") or "").startswith("next-"), "alpha is admitted", within_s=240)
+    until(lambda: hosts.journal("alpha")[-1]["event"] == "run-ended", "its deploy has ended")
+    time.sleep(3)  # the watch has taken its first look
+    engine = next(p for p in hosts.boxes["alpha"].processes() if "sglang.launch_server" in p.title)
+    os.kill(engine.pid, signal.SIGKILL)
+
+    done = client.wait(240)
+
+    assert [row["outcome"] for row in rows(done).values()] == ["reverted", "untouched", "untouched"], done.stderr
+    assert done.code == 5
+    assert hosts.serving() == dict.fromkeys(hosts.boxes, "good")
+    assert hosts.admitted("alpha") == hosts.link("alpha", "current")
+
+
 def test_an_unreachable_host_counts_against_the_budget_before_anything_is_touched(hosts: Fleet) -> None:
     journals = {name: hosts.journal(name) for name in hosts.boxes}
     hosts.boxes["gamma"].cut_ssh(for_s=45)
@@ -134,7 +152,7 @@ def in_step(hosts: Fleet, name: str, step: str) -> Callable[[], bool]:
 def kill_at(hosts: Fleet, name: str, step: str, victims: Callable[[int], list[int]]) -> None:
     """Start a roll to `next` and kill it while `name` is in `step`."""
     client = hosts.start("deploy", "--profile", "next")
-    until(in_step(hosts, name, step), f"{name} is in {step}", within_s=120)
+    until(in_step(hosts, name, step), f"{name} is in {step}", within_s=240)
     pids = victims(client.process.pid)
     assert len(pids) in (1, *range(4, 30)), "ops, ansible, its worker, and the host's own process"
     for pid in pids:
@@ -161,7 +179,7 @@ def test_a_rerun_finishes_what_a_killed_controller_left(hosts: Fleet, everything
 
 def test_ctrl_c_restores_the_host_that_is_being_changed(hosts: Fleet) -> None:
     client = hosts.start("deploy", "--profile", "next")
-    until(in_step(hosts, "alpha", "start"), "alpha starts", within_s=120)
+    until(in_step(hosts, "alpha", "start"), "alpha starts", within_s=240)
 
     client.signal(signal.SIGINT)
     done = client.wait(120)
