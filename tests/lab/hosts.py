@@ -21,7 +21,7 @@ from .payload import Keys, host_payload, make_keys
 
 NETWORK = PREFIX
 SUBNET = ipaddress.ip_network("10.213.77.0/24")
-LOGIN_S = 30
+LOGIN_S = 90
 
 CAPABILITIES = {
     # A server's root may trace and configure its network; systemd mounts.

@@ -116,12 +116,12 @@ class Operator:
             start_new_session=True,
         )
 
-    def ops(self, *words: str, timeout_s: float = 120) -> Answer:
+    def ops(self, *words: str, timeout_s: float = 240) -> Answer:
         """Run `ops` with `words` and `--json`."""
         return self.finished(self.process(*words, "--json"), timeout_s)
 
     @staticmethod
-    def finished(process: "subprocess.Popen[str]", timeout_s: float = 120) -> Answer:
+    def finished(process: "subprocess.Popen[str]", timeout_s: float = 240) -> Answer:
         """Wait for a started `ops` and return how it ended."""
         try:
             stdout, stderr = process.communicate(timeout=timeout_s)
@@ -131,7 +131,7 @@ class Operator:
             raise AssertionError(f"ops did not end within {timeout_s} s\n{stdout[-2000:]}\n{stderr[-4000:]}") from None
         return Answer(process.returncode, json.loads(stdout) if stdout.strip() else {}, stderr)
 
-    def deploy(self, host: Host | Vm, profile: str = PROFILE, timeout_s: float = 120) -> str:
+    def deploy(self, host: Host | Vm, profile: str = PROFILE, timeout_s: float = 240) -> str:
         """Deploy `profile`, which must work, and return the release's id."""
         answer = self.ops("deploy", "--profile", profile, "--host", host.name, timeout_s=timeout_s)
         assert answer.code == 0, answer
@@ -196,7 +196,7 @@ def asked(
     return json.loads(text) if text.startswith(("{", "[")) else text
 
 
-def wait_serving(host: Host, deadline_s: float = 30) -> float:
+def wait_serving(host: Host, deadline_s: float = 90) -> float:
     """Wait until the engine answers a generation and return the seconds it took; no `ops` involved."""
     began = time.monotonic()
     while True:
