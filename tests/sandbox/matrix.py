@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rig import Client, Rig, environ, until
+from rig import Client, Rig, crowded, environ, until
 
 from ops.sandbox import processes
 from ops.sandbox.processes import Process
@@ -173,7 +173,7 @@ def _reach(rig: Rig, cell: Cell, client: Client, follower: Follower) -> str:
     look at the journal, and so on.
     """
     wanted = _line_of(cell)
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 60.0 * crowded()
     near = _kinds_before(cell)
     pid = client.process.pid
     while time.monotonic() < deadline:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from matrix import check_journal, no_orphan
-from rig import Done, Rig, rig, until
+from rig import Done, Rig, crowded, rig, until
 
 from ops.sandbox import processes
 
@@ -87,11 +87,6 @@ def step_seconds(events: list[dict[str, Any]], kind: str) -> list[float]:
     return [
         e["at"] - begun[e["seq"]] for e in events if e["event"] in ("step-done", "step-failed") and e["seq"] in begun
     ]
-
-
-def crowded() -> float:
-    """How many runnable processes share a core here: 1 on a quiet machine. Time limits are meant for a quiet one."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def test_of_two_deploys_at_once_one_works_and_the_other_names_its_owner(host: Rig) -> None:
