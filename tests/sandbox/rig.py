@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,7 @@ def crowded() -> float:
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def stretched(timeouts: dict[str, float]) -> dict[str, float]:
+def stretched(timeouts: Mapping[str, float]) -> dict[str, float]:
     """Timeouts for this moment: an engine's start takes as long as the machine lets it, whatever its time scale is."""
     factor = min(4.0, crowded())
     return {name: round(seconds * factor) for name, seconds in timeouts.items()}
