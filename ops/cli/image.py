@@ -25,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 @app.command()
 def build(name: Name, profile: Profile = None, as_json: Json = False) -> None:
-    """Build the image of a stack's lock on the Docker daemon here, and prove it; exit 6 when it is not what is locked."""
+    """Build the image of a stack's lock on the Docker daemon here, and prove it; exit 6 when it is another."""
     from ops.config.profiles import load_stack
     from ops.images.build import build as flow
 
@@ -69,9 +69,8 @@ def list_images(as_json: Json = False) -> None:
         _print("image list", "listed", images=rows)
         return
     for row in rows:
-        print(
-            f"{row['id'][7:19]}  {row['stack']}  lock {row['lock'][:12]}  {row['size_mib']} MiB  {' '.join(row['tags'])}"
-        )
+        tags = " ".join(row["tags"])
+        print(f"{row['id'][7:19]}  {row['stack']}  lock {row['lock'][:12]}  {row['size_mib']} MiB  {tags}")
 
 
 @app.command()

@@ -35,6 +35,7 @@ FIELDS = {
     "ops_paths": "paths",
     "ops_stacks": "stacks",
     "ops_container_gpus": "container_gpus",
+    "ops_container_ulimits": "container_ulimits",
     "ops_container_mounts": "container_mounts",
     "ops_bind": "bind",
     "ops_search_path": "search_path",

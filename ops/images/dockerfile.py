@@ -79,10 +79,11 @@ def dockerfile(lock: StackLock, lock_sha256: str, stack: Stack) -> str:
 
 def context_files(lock: StackLock, lock_sha256: str, stack: Stack, folder: Path) -> dict[str, bytes]:
     """Every file of the build: name to content. Args: folder: where the lock, the stack's wheels and patches lie."""
+    own = {PurePosixPath(w.file).name: f"/build/wheels/{PurePosixPath(w.file).name}" for w in stack.wheels}
     files = {
         "Dockerfile": dockerfile(lock, lock_sha256, stack).encode(),
         ".dockerignore": (docker_folder() / "dockerignore").read_bytes(),
-        "requirements.txt": requirements(lock).encode(),
+        "requirements.txt": requirements(lock, own).encode(),
         "stack.lock": (folder / f"{lock.stack}.lock").read_bytes(),
     }
     for kind, entries in (("wheels", stack.wheels), ("patches", stack.patches)):

@@ -40,21 +40,22 @@ def load_on(project: Path, name: str, host: SshHost, say: Say) -> bool:
                 f"image {image.id[7:19]} of stack {name} is not on this machine", hint=f"ops image build {name}"
             ) from error
         size = int(found.attrs["Size"])
-        tagged = client.api.get_image(f"{image.repository}:{image.tag}")
-        host.feed(("docker", "load"), _counted(tagged, size, say))
+        # By id: a tag may have been moved here since the build.
+        host.feed(("docker", "load"), _counted(client.api.get_image(image.id), size, say))
     seen = host.call("stack.image", image=image.id, wait_s=120.0)
     if not seen["present"]:
         raise ConfigError(
             f"the image was sent, but the host does not have image {image.id[7:19]}",
-            hint="its Docker may keep images by other ids (containerd image store); build and push to a registry instead",
+            hint="its Docker may keep images by other ids (containerd image store); use a registry instead",
             host=host.name,
         )
+    host.call("stack.tag", image=image.id, name=f"{image.repository}:{image.tag}", wait_s=120.0)
     say(f"image {image.id[7:19]} is on the host, its id checked")
     return True
 
 
 def _counted(blocks: Iterable[bytes], size: int, say: Say) -> Iterator[bytes]:
-    """Pass the blocks on and say every few seconds how far it is. `size`: bytes of the unpacked image, about the same."""
+    """Pass the blocks on, and say every few seconds how far it is. `size`: bytes of the unpacked image."""
     begun = said = time.monotonic()
     sent = 0
     for block in blocks:

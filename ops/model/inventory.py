@@ -1,6 +1,6 @@
 """`HostSpec` and `Inventory`: hosts as `envs/hosts.yml` names them, variables resolved."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,6 +31,10 @@ class HostSpec(Data):
     )
     container_gpus: str = Field(
         "all", pattern=r"^(all|none|[A-Za-z0-9=,_-]+)$", description="ops_container_gpus: value of docker's --gpus."
+    )
+    container_ulimits: tuple[Annotated[str, Field(pattern=r"^[a-z]+=-?[0-9]+(:-?[0-9]+)?$")], ...] = Field(
+        ("memlock=-1", "stack=67108864", "nofile=1048576:1048576"),
+        description="ops_container_ulimits: values of docker's --ulimit; NCCL pins memory, 8 ranks open many files.",
     )
     container_mounts: dict[str, str] = Field(
         default_factory=dict,

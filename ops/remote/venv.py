@@ -1,7 +1,7 @@
 """Make an environment from a lock on the host, in a folder of its own; a broken-off run goes on where it stopped.
 
-Invariant: a folder with `ops-complete.json` holds exactly what its `stack.lock` says and was proven; it is never changed
-again. One without it is half made, and nothing starts from it.
+Invariant: a folder with `ops-complete.json` holds exactly what its `stack.lock` says and was proven; it is never
+changed again. One without it is half made, and nothing starts from it.
 """
 
 import base64
@@ -157,11 +157,8 @@ def _download(emit, folder, interpreter, packages, deadline):
         listing = os.path.join(place, "some.txt")
         store.write_atomic(listing, _requirements(some).encode())
         size = sum(p["size"] or 0 for p in some) / 1e6
-        emit(
-            {
-                "say": f"fetching {start + len(some)} of {len(missing)}: {', '.join(p['name'] for p in some)} ({size:.0f} MB)"
-            }
-        )
+        names = ", ".join(p["name"] for p in some)
+        emit({"say": f"fetching {start + len(some)} of {len(missing)}: {names} ({size:.0f} MB)"})
         words = [interpreter, "-I", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         words += ["--only-binary", ":all:", "--require-hashes", "--dest", place, "--requirement", listing]
         _run(words, deadline - time.monotonic())

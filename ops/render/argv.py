@@ -50,9 +50,7 @@ def container_argv(profile: Profile, stack: Stack, host: HostSpec) -> tuple[Flag
         ("--network", "host"),
         ("--ipc", "host"),
         *((("--gpus", host.container_gpus),) if host.container_gpus != "none" else ()),
-        ("--ulimit", "memlock=-1"),
-        ("--ulimit", "stack=67108864"),
-        ("--ulimit", "nofile=1048576:1048576"),
+        *(("--ulimit", limit) for limit in host.container_ulimits),
         ("--stop-signal", "SIGTERM"),
         ("--stop-timeout", str(stop_wall_s)),
         # Named without a value it is removed: a word of NVIDIA's base images, no setting of NCCL.

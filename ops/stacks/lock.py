@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -227,9 +227,17 @@ def need_lock(project: Path, name: str) -> tuple[StackLock, str]:
     return found
 
 
-def requirements(lock: StackLock) -> str:
-    """The lock as pip reads it: every package with the digest of its one wheel."""
-    return "".join(f"{p.name}=={p.version} --hash=sha256:{p.sha256}\n" for p in lock.packages)
+def requirements(lock: StackLock, own: Mapping[str, str]) -> str:
+    """The lock as pip reads it: every package with the digest of its one wheel.
+
+    Args: own: the stack's own wheels, file name to where it lies when pip runs; an index may have the same version.
+    """
+    lines = []
+    for package in lock.packages:
+        place = own.get(package.file)
+        what = f"{package.name} @ file://{place}" if place else f"{package.name}=={package.version}"
+        lines.append(f"{what} --hash=sha256:{package.sha256}\n")
+    return "".join(lines)
 
 
 def read_image(project: Path, name: str) -> BuiltImage | None:

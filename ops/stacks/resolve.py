@@ -122,7 +122,8 @@ def _uv(stack: Stack, folder: Path, place: Path) -> dict[str, Any]:
     words: list[str | Path] = [_uv_program(), "pip", "compile", place / "wanted.in", "--quiet", "--no-header"]
     words += ["--format", "pylock.toml", "--output-file", place / "pylock.toml", "--only-binary", ":all:"]
     words += ["--constraints", place / "constraints.in", "--python-version", str(stack.python)]
-    words += ["--python-platform", stack.platform]
+    # Any interpreter will do, wheels only are looked at; uv would search the machine for one of the target's version.
+    words += ["--python-platform", stack.platform, "--python", sys.executable]
     if stack.exclude_newer:
         words += ["--exclude-newer", stack.exclude_newer]
     if stack.wheels:

@@ -40,7 +40,7 @@ def have(run: Run, software: Mapping[str, Any]) -> dict[str, Any]:
         return {"kind": software["kind"]}
     found: dict[str, Any] = {"kind": software["kind"]}
     if software["kind"] == "image":
-        found |= run.call(
+        found |= run.host.call(
             "stack.fetch",
             software=software,
             timeout_s=FETCH_S,
@@ -52,7 +52,7 @@ def have(run: Run, software: Mapping[str, Any]) -> dict[str, Any]:
         return {**found, "proven": known["at"]}
     run.say(f"proving {software['kind']} {proof.shown(software)} from the inside")
     request = proof.self_request(software, deep=True)
-    answer = run.call("stack.prove", software=software, request=request, timeout_s=PROVE_S, wait_s=PROVE_S + 60.0)
+    answer = run.host.call("stack.prove", software=software, request=request, timeout_s=PROVE_S, wait_s=PROVE_S + 60.0)
     verdict = proof.self_verdict(answer, deep=True)
     document = {
         "outcome": verdict.outcome.value,

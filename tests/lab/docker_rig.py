@@ -7,12 +7,15 @@ treat the real one.
 import base64
 import hashlib
 import json
+import os
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -82,7 +85,8 @@ def pushed_digest(found: Registry, image: str, name: str) -> str:
 
 
 def engine_wheel(folder: Path, *, marker: str = "") -> Path:
-    """Pack the simulated engine as a wheel whose bytes depend on nothing but its files. `marker`: makes another build."""
+    """Pack the simulated engine as a wheel: the same files, the same bytes. `marker`: makes another build."""
+    folder.mkdir(parents=True, exist_ok=True)
     place = folder / "unpacked"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -108,19 +112,21 @@ def _digest(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-def lab_project(folder: Path, *, base: dict[str, str | None] | None, repository: str, marker: str = "") -> Path:
-    """Make a project folder: the shipped profiles and NCCL sets, moved to the stack `lab` and runtime docker."""
+def lab_project(folder: Path, *, base: dict[str, str | None] | None, repository: str) -> Path:
+    """Make a project folder: the shipped profiles and NCCL sets, and the stack `lab`."""
     shutil.copytree(REPOSITORY / "envs" / "profiles", folder / "envs" / "profiles", dirs_exist_ok=True)
     shutil.copytree(REPOSITORY / "envs" / "nccl", folder / "envs" / "nccl", dirs_exist_ok=True)
     stacks = folder / "envs" / "stacks"
     stacks.mkdir(parents=True, exist_ok=True)
-    write_stack(stacks, base=base, repository=repository, marker=marker)
+    write_stack(stacks, STACK, base=base, repository=repository)
     return folder
 
 
-def write_stack(stacks: Path, *, base: dict[str, str | None] | None, repository: str, marker: str = "") -> None:
-    """Write the stack's file and the wheel beside it."""
-    wheel = engine_wheel(stacks, marker=marker)
+def write_stack(
+    stacks: Path, name: str, *, base: dict[str, str | None] | None, repository: str, marker: str = ""
+) -> None:
+    """Write a stack's file and the wheel beside it. `marker`: another build of the same engine version."""
+    wheel = engine_wheel(stacks / f"{name}.wheels", marker=marker)
     document: dict[str, object] = {
         "engine": "sglang",
         "engine_version": ENGINE_VERSION,
@@ -129,8 +135,58 @@ def write_stack(stacks: Path, *, base: dict[str, str | None] | None, repository:
         "exclude_newer": CUTOFF,
         "image": {"repository": repository},
         "requirements": [f"sglang=={ENGINE_VERSION}"],
-        "wheels": [{"file": wheel.name, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}],
+        "wheels": [{"file": f"{name}.wheels/{wheel.name}", "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}],
     }
     if base is not None:
         document["base"] = base
-    (stacks / f"{STACK}.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    (stacks / f"{name}.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one `ops` command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Everything it printed."""
+        return self.out + self.err
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Its `--json` document."""
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+
+def run_ops(project: Path, *words: str, timeout_s: float = 240) -> Outcome:
+    """Run `ops` in a project folder, as an operator does."""
+    command = (str(REPOSITORY / ".venv" / "bin" / "ops"), *words)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OPS_")}
+    done = subprocess.run(
+        command, cwd=project, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def done(outcome: Outcome) -> Outcome:
+    """The outcome of a command that must have succeeded."""
+    assert outcome.code == 0, outcome.text
+    return outcome
+
+
+def use_stack(project: Path, profile: str, **changes: object) -> None:
+    """Move a profile to another stack or runtime. Speed is not what these tests are about, and takes a minute."""
+    path = project / "envs" / "profiles" / f"{profile}.yaml"
+    document = yaml.safe_load(path.read_text())
+    document["gates"] = {**document.get("gates", {}), "skip": {"speed": "measured by other tests"}}
+    path.write_text(yaml.safe_dump({**document, **changes}, sort_keys=False))
+
+
+def inventory(project: Path, hosts: dict[str, Host], **variables: object) -> None:
+    """Write the project's inventory."""
+    entries = {name: {**host.inventory_entry(), **variables} for name, host in hosts.items()}
+    (project / "envs" / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": entries}}))
