@@ -15,7 +15,7 @@ from rig import Done, Rig, crowded, rig, until
 
 from ops.sandbox import processes
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(900), pytest.mark.xdist_group("transaction")]
 
 OVERHEAD_S = 5.0
 """Source: the issue that asks for rollback: total overhead of a failed deploy beyond its two loads (wall seconds)."""
@@ -65,6 +65,7 @@ def wait_step(host: Rig, kind: str, since: int, *, recovery: bool = False) -> No
     until(seen, f"step {kind} begins", within_s=60.0)
 
 
+@pytest.mark.timing
 def test_an_engine_that_crashes_in_its_load_is_rolled_back_with_little_overhead(host: Rig) -> None:
     old, since = host.link("current"), len(host.journal())
     host.box.fault("crash-during-load")
@@ -89,6 +90,7 @@ def step_seconds(events: list[dict[str, Any]], kind: str) -> list[float]:
     ]
 
 
+@pytest.mark.timing
 def test_of_two_deploys_at_once_one_works_and_the_other_names_its_owner(host: Rig) -> None:
     quiet = host.ops("status").seconds
     since = len(host.journal())
