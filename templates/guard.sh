@@ -7,7 +7,7 @@
 #   guard.sh expire DIR      systemd timer: the deadline
 #   guard.sh run DIR [USER]        supervisord engine program: pre-start, then become the engine (as USER)
 #   guard.sh wanted DIR            systemd ExecCondition: fails when it was stopped on purpose
-#   guard.sh exited DIR            systemd ExecStopPost: notes an end that nobody asked for
+#   guard.sh asked DIR             systemd ExecStop: notes a stop that somebody asked for
 #   guard.sh pre-start DIR [USER]  systemd ExecStartPre: count unexpected exits, make the log (for USER)
 #
 # Exactly one of this script and the client wins the rename of guard/armed, so a release is either confirmed or undone.
@@ -190,11 +190,10 @@ expire() {
 pre_start() {
     AT=0 COUNT=0 RELEASE=
     if [ -f "$guard/ordered" ]; then
-        rm -f "$guard/ordered" "$guard/exited"
-    elif [ "$SUPERVISOR" = systemd ] && [ ! -f "$guard/exited" ]; then
-        : # `systemctl restart` by a person is no crash
+        rm -f "$guard/ordered" "$guard/asked"
+    elif [ -f "$guard/asked" ]; then
+        rm -f "$guard/asked" # `systemctl restart` by a person is no crash
     else
-        rm -f "$guard/exited"
         # shellcheck source=/dev/null
         if [ -f "$guard/started" ]; then . "$guard/started"; fi
         # A load takes at most LOAD_TIMEOUT_S, so after twice that it served at least that long.
@@ -250,7 +249,10 @@ watch)
 boot) boot ;;
 expire) expire ;;
 pre-start) pre_start ;;
-exited) [ "${SERVICE_RESULT:-}" = success ] || : >"$guard/exited" ;;
+asked) # systemd calls this after a crash too, but then without a main process. The result tells nothing: an engine
+    # that was asked to stop ends by killing itself.
+    if [ -n "${MAINPID:-}" ]; then : >"$guard/asked"; fi
+    ;;
 wanted) [ "$(cat "$guard/wanted" 2>/dev/null)" != stopped ] ;;
 run)
     pre_start
