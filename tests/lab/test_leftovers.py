@@ -154,7 +154,8 @@ def test_a_release_that_dies_again_and_again_gives_way_to_the_baseline_and_statu
 
 
 def kill_launcher(host: Host) -> None:
-    host.exec("kill", "-9", str(next(iter(parents(host).values()))))
+    # The fault may have been faster.
+    host.exec("kill", "-9", str(next(iter(parents(host).values()), 2**22)), check=False)
 
 
 def test_three_restarts_by_hand_are_no_crash_loop(make_host: MakeHost, tmp_path: Path) -> None:
