@@ -219,6 +219,7 @@ def _fallback_problems(
         "engine.model_path": (profile.engine.model_path, fallback.engine.model_path),
         "engine.port": (profile.engine.port, fallback.engine.port),
         "target": (profile.target, fallback.target),
+        "traffic.prompts": (profile.traffic.prompts, fallback.traffic.prompts),
     }
     return [
         Problem(at, f"{name} has another {key} ({theirs} against {ours}); a fallback serves the same model")

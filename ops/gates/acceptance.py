@@ -139,7 +139,8 @@ def ruling(
 def _sampled(server: Server, temperature: float) -> list[Completion]:
     server.say(f"answers at temperature {temperature} for the accept length")
     requests = [
-        Generation(text=text, tokens=agreement.TOKENS, temperature=temperature) for text in short_prompts().values()
+        Generation(text=text, tokens=agreement.TOKENS, temperature=temperature)
+        for text in short_prompts(server.profile.traffic.prompts).values()
     ]
     return server.batch(requests, 2, server.profile.gates.generation.timeout_s * 2, give_up_after=1)
 

@@ -32,7 +32,7 @@ def judge(server: Server, learned: Learned) -> Verdict:
 
 def answers(server: Server) -> dict[str, Completion]:
     """Generate the greedy answers to the short prompts; few at a time, for the numerics of small batches."""
-    prompts = short_prompts()
+    prompts = short_prompts(server.profile.traffic.prompts)
     server.say(f"greedy answers of {TOKENS} tokens to {len(prompts)} prompts")
     requests = [Generation(text=text, tokens=TOKENS) for text in prompts.values()]
     completions = server.batch(requests, 2, server.profile.gates.generation.timeout_s * 2, give_up_after=1)

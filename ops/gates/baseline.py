@@ -24,9 +24,9 @@ def tokens_a_run(concurrency: int) -> int:
     return TOKENS_ALONE if concurrency == 1 else TOKENS_TOGETHER
 
 
-def prompt_set_digest() -> str:
+def prompt_set_digest(own: Mapping[str, str] | None = None) -> str:
     """Return the digest of everything about a run that the two arms must have in common."""
-    return prompt_set.digest(METHOD, TOKENS_ALONE, TOKENS_TOGETHER, agreement.TOKENS)
+    return prompt_set.digest(METHOD, TOKENS_ALONE, TOKENS_TOGETHER, agreement.TOKENS, own=own)
 
 
 def key(facts: Mapping[str, Any], manifest: Mapping[str, Any], release: str, concurrency: Sequence[int]) -> BaselineKey:
@@ -42,7 +42,7 @@ def key(facts: Mapping[str, Any], manifest: Mapping[str, Any], release: str, con
         stack_lock_sha256=wanted_release.stack_digest(manifest),
         target_sha256=str(target.get("weights_sha256") or target.get("config_sha256") or ""),
         release=release,
-        prompt_set_sha256=prompt_set_digest(),
+        prompt_set_sha256=prompt_set_digest(wanted_release.prompts(manifest)),
         concurrency=tuple(sorted(concurrency)),
     )
 
@@ -94,7 +94,7 @@ def measured(server: Server, concurrency: int, runs: int, first: int = 0) -> lis
     """Measure runs of one arm in the project's own setting (the same for candidate and baseline). Raises: RunFailed."""
     return measure(
         server,
-        prompt_set.speed_prompts(),
+        prompt_set.speed_prompts(server.profile.traffic.prompts),
         concurrency=concurrency,
         runs=runs,
         tokens=tokens_a_run(concurrency),

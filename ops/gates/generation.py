@@ -25,7 +25,8 @@ def judge(server: Server, learned: Learned) -> Verdict:
         return ruling({"warm-up": warm[-1]}, WARM_UP_TOKENS)
     answers: dict[str, Completion] = {}
     for chat in (False, True):
-        wanted = {name: short_prompts()[name] for name in PROMPTS}
+        own = server.profile.traffic.prompts
+        wanted = dict(list(own.items())[: len(PROMPTS)]) if own else {name: short_prompts()[name] for name in PROMPTS}
         requests = [Generation(text=t, tokens=policy.max_tokens, chat=chat) for t in wanted.values()]
         endpoint = "chat" if chat else "generate"
         server.say(f"generating {policy.max_tokens} tokens for {len(requests)} prompts ({endpoint})")
@@ -41,7 +42,7 @@ def warm_up(server: Server, timeout_s: float) -> list[Completion]:
     Returns: the requests sent; the last one failed when the engine does not answer at all.
     """
     done: list[Completion] = []
-    text = next(iter(short_prompts().values()))
+    text = next(iter(short_prompts(server.profile.traffic.prompts).values()))
     while len(done) < WARM_UP_MAX:
         # Shifted, so that the prefix cache does not turn a cold engine into a fast one.
         request = Generation(text=text[len(done) :], tokens=WARM_UP_TOKENS)

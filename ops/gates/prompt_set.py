@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.resources
+from collections.abc import Mapping
 from functools import cache
 
 LONG = "long"
@@ -15,13 +16,17 @@ def all_prompts() -> dict[str, str]:
     return {f.name.removesuffix(".txt"): f.read_text(encoding="utf-8").rstrip("\n") for f in files}
 
 
-def short_prompts() -> dict[str, str]:
-    """Return the prompts for answers, agreement and acceptance."""
+def short_prompts(own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the prompts for answers, agreement and acceptance. `own`: what the profile brings (`traffic.prompts`)."""
+    if own:
+        return dict(own)
     return {name: text for name, text in all_prompts().items() if not name.startswith(LONG)}
 
 
-def speed_prompts() -> dict[str, str]:
-    """Return the prompts that speed is measured with: one of each kind."""
+def speed_prompts(own: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the prompts that speed is measured with: one of each kind, or all that the profile brings."""
+    if own:
+        return dict(own)
     return {name: text for name, text in short_prompts().items() if name.endswith("-1")}
 
 
@@ -37,7 +42,8 @@ def long_text(characters: int) -> str:
     return "".join(sections)[:characters]
 
 
-def digest(*settings: object) -> str:
+def digest(*settings: object, own: Mapping[str, str] | None = None) -> str:
     """Return the digest of the prompts and of the settings that they are measured with."""
-    text = "\x00".join([*(f"{name}\x01{text}" for name, text in all_prompts().items()), *map(repr, settings)])
+    prompts = {**all_prompts(), **(own or {})}
+    text = "\x00".join([*(f"{name}\x01{text}" for name, text in prompts.items()), *map(repr, settings)])
     return hashlib.sha256(text.encode()).hexdigest()

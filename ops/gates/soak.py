@@ -18,7 +18,7 @@ TIMEOUT_S = 60.0
 def judge(server: Server, learned: Learned) -> Verdict:
     count = server.profile.gates.soak.requests
     concurrency = max(server.profile.traffic.concurrency)
-    prompts = list(short_prompts().values())
+    prompts = list(short_prompts(server.profile.traffic.prompts).values())
     # Numbered, so that the prefix cache does not answer for the engine.
     requests = [Generation(text=f"({i}) {prompts[i % len(prompts)]}", tokens=TOKENS) for i in range(count)]
     server.say(f"{count} requests of {TOKENS} tokens, {concurrency} at a time")

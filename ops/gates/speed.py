@@ -92,7 +92,8 @@ def compare(server: Server, concurrency: int, arm: Sequence[Run]) -> Compared:
     """Measure until the interval has ruled or the runs are used up. Raises: RunFailed."""
     policy = server.profile.gates.speed
     threshold = policy.min_speedup if server.profile.speculative else policy.min_ratio
-    schedule = stats.plan(policy.max_runs, strata_of(concurrency, prompt_set.speed_prompts()))
+    prompts = prompt_set.speed_prompts(server.profile.traffic.prompts)
+    schedule = stats.plan(policy.max_runs, strata_of(concurrency, prompts))
     baseline.measured(server, concurrency, 1)  # warm-up, not counted
     runs: list[Run] = []
     for count in schedule.looks:

@@ -26,6 +26,13 @@ def release(server: Server) -> str:
     return str(server.manifest["release"])
 
 
+def prompts(manifest: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the prompts that the release's profile brings, or None."""
+    traffic = (manifest.get("profile") or {}).get("traffic") or {}
+    found: dict[str, str] | None = traffic.get("prompts")
+    return found
+
+
 def stack_digest(manifest: Mapping[str, Any]) -> str:
     """Return the digest of the pinned software that a release was rendered for."""
     given = manifest.get("stack_lock_sha256")

@@ -57,6 +57,9 @@ DEAD_FLAGS = {"num-continuous-decode-steps": "does nothing on current engines an
 SECRET_FLAGS = {"api-key": "SGLANG_API_KEY", "admin-api-key": "SGLANG_ADMIN_API_KEY"}
 """Flags whose value is a secret: given by `secrets`, written to a 0600 file for the engine's `--config`."""
 
+PROMPT_COUNTS = (1, 2, 4, 5, 8, 10)
+"""Numbers of prompts of which the baseline's 40 runs hold whole rounds."""
+
 
 class Profile(Data):
     """One resolved profile (`extends` applied). Immutable, and complete: nothing is looked up elsewhere later."""
@@ -200,6 +203,10 @@ def _gate_rules(profile: Profile) -> Iterator[Problem]:
             yield Problem(at, f"no such check; checks: {', '.join(CHECKS)}")
         elif len(reason.split()) < 2:
             yield Problem(at, "a skipped check needs its reason in words (it goes to the journal)")
+    prompts = profile.traffic.prompts
+    if prompts is not None and len(prompts) not in PROMPT_COUNTS:
+        counts = ", ".join(map(str, PROMPT_COUNTS))
+        yield Problem(("traffic", "prompts"), f"{len(prompts)} prompts: {counts} can be measured equally often")
     levels = profile.traffic.concurrency
     if list(levels) != sorted(set(levels)):
         yield Problem(("traffic", "concurrency"), f"{list(levels)}: distinct and ascending")

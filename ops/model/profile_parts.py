@@ -10,6 +10,8 @@ FlagValue = StrictBool | StrictInt | StrictFloat | StrictStr | list[StrictInt | 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$")]
+PromptName = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=64)]
+Prompt = Annotated[str, Field(pattern=r"\S", max_length=8192)]
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 CHECKS = (
@@ -113,6 +115,11 @@ class Traffic(Data):
     )
     temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature; 0 is greedy.")
     max_tokens: int = Field(500, ge=8, le=100_000, description="Tokens generated a request.")
+    prompts: dict[PromptName, Prompt] | None = Field(
+        None,
+        description="Prompts of this traffic, by name, for the gate to ask and measure with; null: the project's own. "
+        "Acceptance and speed belong to a kind of text. 1, 2, 4, 5, 8 or 10: each is measured equally often.",
+    )
 
 
 class Timeouts(Data):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gate_support import CPU, GPU, PROSE, RELEASE, answer, facts, from_recording, recorded
 
-from ops.gates import acceptance, agreement, generation, long_context, soak, texts
+from ops.gates import acceptance, agreement, baseline, generation, long_context, prompt_set, soak, texts, wanted
 from ops.model.gate import Completion
 from ops.model.profile_parts import AcceptanceGate, AgreementGate
 from ops.model.verdict import Outcome
@@ -227,3 +227,17 @@ def test_an_engine_that_died_or_restarted_during_the_burst_fails(after: dict[str
     verdict = soak.ruling(burst(), 8, 100, facts(**after), RELEASE)
     assert verdict.outcome is Outcome.FAIL
     assert "died" in verdict.message
+
+
+def test_a_profile_can_bring_the_prompts_of_its_traffic() -> None:
+    """Acceptance and speed of prose say nothing about a server of code: each profile is measured with its own kind."""
+    own = {"loop": "for i in range(10):\n", "node": "class Node:\n"}
+    manifest = {"profile": {"traffic": {"prompts": own}}}
+    assert prompt_set.short_prompts(own) == prompt_set.speed_prompts(own) == own
+    assert len(prompt_set.short_prompts(None)) > len(prompt_set.speed_prompts(None)) == 4
+    assert wanted.prompts(manifest) == own
+    assert wanted.prompts({}) is None
+    with_own = baseline.key({}, manifest, "b-1", [1]).prompt_set_sha256
+    others = {baseline.key({}, m, "b-1", [1]).prompt_set_sha256 for m in ({}, {"profile": {"traffic": {}}})}
+    assert with_own not in others
+    assert others == {baseline.prompt_set_digest()}

@@ -81,7 +81,7 @@ def _in_turns(lab: Lab) -> dict[str, Any]:
         deployed = gating.server(run, str(run.facts["links"]["current"]))
         by_hand = dataclasses.replace(deployed, bound=(lab.host.box.address, PORT))
         servers = {"deployed": deployed, "by_hand": by_hand}
-        prompts = speed_prompts()
+        prompts = speed_prompts(deployed.profile.traffic.prompts)
         for number in range(-1, ROUNDS):
             for arm in sorted(servers, reverse=number % 2 == 0):
                 runs = measure(
