@@ -25,7 +25,7 @@ DISKS = LAB_FOLDER / "vm" / "disks"
 RUNNING = LAB_FOLDER / "vm" / "running"
 MEMORY_MIB = 1024
 DISK_SIZE = "4G"
-BOOT_S = 180
+BOOT_S = 300
 NAMESERVER = "10.0.2.3"
 """QEMU's own, in its user-mode network."""
 
@@ -80,7 +80,11 @@ class Vm:
         self._keys = Keys(shared.host_key, shared.client_key, self.folder / "known_hosts")
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
         return self
 
     def __exit__(
