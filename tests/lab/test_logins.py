@@ -17,7 +17,7 @@ from ops.sandbox.engine.install import Simulation
 from .conftest import MakeHost
 from .faults import fault
 from .hosts import Host, Lab, Settings
-from .product import INSTANCE_DIR, Operator, events, links, ranks
+from .product import INSTANCE_DIR, Operator, events, links, ranks, wait_serving
 
 pytestmark = pytest.mark.lab
 
@@ -101,9 +101,9 @@ def test_the_engine_runs_as_its_own_user_and_secrets_are_its_own_alone(
     assert SECRET not in f"{verified}"
 
     host.reboot()
-    time.sleep(0.1)
+    wait_serving(host)
     status = operator.ops("status", "--host", host.name)
-    assert status.host["release"] == release
+    assert status.host["release"] == release, status
     assert operator.ops("stop", "--host", host.name).code == 0
     assert host.exec("sh", "-c", "pgrep -u sglang -f sglang:: || true") == ""
 
