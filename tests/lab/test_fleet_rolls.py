@@ -80,7 +80,7 @@ class Fleet:
         """Files, processes and journal of every host, as they are outside `ops`."""
         script = (
             f"cd {INSTANCE_DIR} && find . -type f -o -type l | grep -v '^./logs/' | grep -v '^./lock.mutex' | sort"
-            " | xargs sha256sum; ls -l current last-good; pgrep -f sglang | sort | tr '\\n' ' '"
+            " | xargs sha256sum; ls -l current last-good; pgrep -f '[s]glang' | sort | tr '\\n' ' '"
         )
         return {name: host.exec("sh", "-c", script) for name, host in self.hosts.items()}
 
