@@ -154,6 +154,8 @@ class Follower:
     def __init__(self, rig: Rig) -> None:
         self._path = rig.instance / "journal.jsonl"
         self._offset = self._path.stat().st_size
+        self._logs = rig.instance / "logs"
+        self._log_sizes = {log.name: log.stat().st_size for log in self._logs.glob("*.log")}
         self.events: list[dict[str, Any]] = []
 
     def look(self) -> list[dict[str, Any]]:
@@ -164,6 +166,15 @@ class Follower:
         self._offset += len(whole)
         self.events += [json.loads(line) for line in whole.splitlines() if line]
         return self.events
+
+    def log(self, release: str) -> str:
+        """What the engine of `release` wrote since this began: an earlier start's lines prove nothing."""
+        try:
+            with (self._logs / f"{release}.log").open("rb") as file:
+                file.seek(self._log_sizes.get(f"{release}.log", 0))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
 
 
 def _reach(rig: Rig, cell: Cell, client: Client, follower: Follower) -> str:
@@ -186,7 +197,7 @@ def _reach(rig: Rig, cell: Cell, client: Client, follower: Follower) -> str:
             client.signal(signal.SIGSTOP)
             _wait_stopped(pid)
             events = follower.look()
-        line = wanted(rig, events)
+        line = wanted(follower, events)
         if line is not None:
             client.signal(signal.SIGSTOP)
             _wait_stopped(pid)
@@ -215,23 +226,18 @@ def _kinds_before(cell: Cell) -> tuple[str, bool]:
     return forward[forward.index(cell.kind) - 1], False
 
 
-def _line_of(cell: Cell) -> Callable[[Rig, list[dict[str, Any]]], dict[str, Any] | None]:
-    def step(rig: Rig, events: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _line_of(cell: Cell) -> Callable[[Follower, list[dict[str, Any]]], dict[str, Any] | None]:
+    def step(follower: Follower, events: list[dict[str, Any]]) -> dict[str, Any] | None:
         return next((e for e in events if _is_step(e, cell.kind, cell.going_back)), None)
 
-    def gated(rig: Rig, events: list[dict[str, Any]]) -> dict[str, Any] | None:
+    def gated(follower: Follower, events: list[dict[str, Any]]) -> dict[str, Any] | None:
         return next((e for e in events if e["event"] == "gated"), None)
 
-    def load(rig: Rig, events: list[dict[str, Any]]) -> dict[str, Any] | None:
+    def load(follower: Follower, events: list[dict[str, Any]]) -> dict[str, Any] | None:
         event = next((e for e in events if _is_step(e, "start", False)), None)
-        if event is None:
+        if event is None or "Load weight begin" not in follower.log(event["step"]["args"]["release"]):
             return None
-        log = rig.instance / "logs" / f"{event['step']['args']['release']}.log"
-        try:
-            text = log.read_text(errors="replace").rpartition("== ops start ")[2]
-        except FileNotFoundError:
-            return None
-        return event if "Load weight begin" in text else None
+        return event
 
     return {"gated": gated, "load": load}.get(cell.point, step)
 
