@@ -162,7 +162,7 @@ class Outcome:
         return found
 
 
-def run_ops(project: Path, *words: str, timeout_s: float = 240) -> Outcome:
+def run_ops(project: Path, *words: str, timeout_s: float = 600) -> Outcome:
     """Run `ops` in a project folder, as an operator does."""
     command = (str(REPOSITORY / ".venv" / "bin" / "ops"), *words)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OPS_")}

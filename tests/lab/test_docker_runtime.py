@@ -19,7 +19,7 @@ from .hosts import Host, Lab
 from .images import ensure_image
 from .machine import docker
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("docker-runtime"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("docker-runtime"), pytest.mark.timeout(1800)]
 
 CONTAINER = "sglang-default"
 SIMULATION = {"/opt/sglang/venv/simulation": "/opt/sglang/simulation"}
@@ -35,8 +35,8 @@ class Deployed:
     registry: Registry
     host: Host
 
-    def ops(self, *words: str, timeout_s: float = 240) -> Outcome:
-        return rig.run_ops(self.project, *words, timeout_s=timeout_s)
+    def ops(self, *words: str) -> Outcome:
+        return rig.run_ops(self.project, *words)
 
     def image(self, stack: str) -> str:
         document = json.loads((self.project / "envs" / "stacks" / f"{stack}.image.json").read_text())
@@ -74,13 +74,15 @@ def deployed(lab: Lab, built: tuple[Path, Registry]) -> Iterator[Deployed]:
     """A host that runs `baseline` from the stack `lab`, pulled from the registry by digest."""
     project, registry = built
     host = lab.host(f"docker-runtime-{time.time_ns()}", "docker")
-    rig.reachable(host, registry)
-    rig.inventory(project, {"gpu-a": host}, **WITHOUT_GPU)
-    found = Deployed(project, registry, host)
-    rig.done(found.ops("image", "push", "lab"))
-    rig.done(found.ops("deploy", "--profile", "baseline", "--host", "gpu-a"))
-    yield found
-    lab.remove(host)
+    try:
+        rig.reachable(host, registry)
+        rig.inventory(project, {"gpu-a": host}, **WITHOUT_GPU)
+        found = Deployed(project, registry, host)
+        rig.done(found.ops("image", "push", "lab"))
+        rig.done(found.ops("deploy", "--profile", "baseline", "--host", "gpu-a"))
+        yield found
+    finally:
+        lab.remove(host)
 
 
 def until(holds: Callable[[], bool], what: str, deadline_s: float = 60) -> None:
