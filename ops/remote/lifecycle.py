@@ -13,6 +13,10 @@ _SYSTEM_NCCL_CONF = "/etc/nccl.conf"
 _RELEASE_WAIT_S = 15.0  # memory and ports come back 1-2 s after the last process; wall seconds
 _FADING_S = 4.0  # how long memory of a pid that is not there counts as fading, before it counts as a stranger's
 _POLL_S = 0.05
+_QUIET_S = 0.5
+_QUIET_AFTER_TRAFFIC_S = 2.0
+"""How long a drained engine must be without a request; wall seconds, as the senders' knowledge ages in them."""
+_SILENT_LOOKS = 2  # an engine that is only slow to answer still has requests; a dead one refuses at once
 _START_WAIT_S = 100.0
 """Until the supervisor has a process: a unit may wait for mounts, and its ExecStartPre has 90 s. Wall seconds."""
 
@@ -178,18 +182,30 @@ def _still_held(listeners, holders):
 
 
 def drain(emit, *, instance_dir, port, address, api_key, deadline_s):
-    """Mark the instance as taking no traffic and wait until the engine reports no running request.
+    """Mark the instance as taking no traffic and wait until the engine stays without a running request.
+
+    One look without a request is not enough: whoever sends learns a moment later that it should not, and its requests
+    of that moment must not be cut. So the engine has to be quiet for a while, longer where there was traffic.
 
     Returns {running: int|None (None: the engine does not answer, so there is nothing to wait for), seconds (wall)}.
     """
     hold(emit, instance_dir=instance_dir)
-    begun = time.monotonic()
+    begun = quiet_since = time.monotonic()
+    quiet_s, said, silent = _QUIET_S, None, 0
     while True:
         running = probe.running_requests(address, port, api_key)
-        if not running or time.monotonic() - begun > deadline_s:
-            return {"running": running, "seconds": round(time.monotonic() - begun, 3)}
-        emit({"say": f"waiting for {running} running requests"})
-        time.sleep(0.25)
+        now = time.monotonic()
+        silent = silent + 1 if running is None else 0
+        if silent > _SILENT_LOOKS or now - begun > deadline_s:
+            return {"running": running, "seconds": round(now - begun, 3)}
+        if running == 0 and now - quiet_since >= quiet_s:
+            return {"running": 0, "seconds": round(now - begun, 3)}
+        if running:
+            quiet_since, quiet_s = now, _QUIET_AFTER_TRAFFIC_S
+            if said is None or now - said >= 1.0:
+                emit({"say": f"waiting for {running} running requests"})
+                said = now
+        time.sleep(_POLL_S)
 
 
 def hold(emit, *, instance_dir):
