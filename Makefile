@@ -53,10 +53,10 @@ lab: $(VENV)/.test
 lab-down:
 	$(BIN)/python -m tests.lab down
 
-# Needs uv (`pip install uv`); `git diff requirements` shows what moved.
-lock:
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url pyproject.toml requirements/build.in --all-extras -o requirements/run.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --group test -c requirements/run.txt -o requirements/test.txt
+# `git diff requirements` shows what moved.
+lock: $(VENV)/.run
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url pyproject.toml requirements/build.in --all-extras -o requirements/run.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --group test -c requirements/run.txt -o requirements/test.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
