@@ -26,7 +26,8 @@ def judge(server: Server, learned: Learned) -> Verdict:
     answers: dict[str, Completion] = {}
     for chat in (False, True):
         own = server.profile.traffic.prompts
-        wanted = dict(list(own.items())[: len(PROMPTS)]) if own else {name: short_prompts()[name] for name in PROMPTS}
+        prompts = short_prompts(own)
+        wanted = {name: prompts[name] for name in (list(prompts)[: len(PROMPTS)] if own else PROMPTS)}
         requests = [Generation(text=t, tokens=policy.max_tokens, chat=chat) for t in wanted.values()]
         endpoint = "chat" if chat else "generate"
         server.say(f"generating {policy.max_tokens} tokens for {len(requests)} prompts ({endpoint})")

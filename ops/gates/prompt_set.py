@@ -17,16 +17,19 @@ def all_prompts() -> dict[str, str]:
 
 
 def short_prompts(own: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the prompts for answers, agreement and acceptance. `own`: what the profile brings (`traffic.prompts`)."""
+    """Return the prompts for answers, agreement and acceptance, in order of name.
+
+    Args: own: what the profile brings (`traffic.prompts`); a manifest does not keep its order.
+    """
     if own:
-        return dict(own)
+        return dict(sorted(own.items()))
     return {name: text for name, text in all_prompts().items() if not name.startswith(LONG)}
 
 
 def speed_prompts(own: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the prompts that speed is measured with: one of each kind, or all that the profile brings."""
     if own:
-        return dict(own)
+        return short_prompts(own)
     return {name: text for name, text in short_prompts().items() if name.endswith("-1")}
 
 
@@ -44,6 +47,6 @@ def long_text(characters: int) -> str:
 
 def digest(*settings: object, own: Mapping[str, str] | None = None) -> str:
     """Return the digest of the prompts and of the settings that they are measured with."""
-    prompts = {**all_prompts(), **(own or {})}
+    prompts = {**all_prompts(), **(short_prompts(own) if own else {})}
     text = "\x00".join([*(f"{name}\x01{text}" for name, text in prompts.items()), *map(repr, settings)])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -237,6 +237,10 @@ def test_a_profile_can_bring_the_prompts_of_its_traffic() -> None:
     assert len(prompt_set.short_prompts(None)) > len(prompt_set.speed_prompts(None)) == 4
     assert wanted.prompts(manifest) == own
     assert wanted.prompts({}) is None
+    as_the_host_has_it = {"profile": {"traffic": {"prompts": dict(sorted(own.items(), reverse=True))}}}
+    assert list(prompt_set.short_prompts(wanted.prompts(as_the_host_has_it))) == ["loop", "node"]
+    digests = {baseline.key({}, m, "b-1", [1]).prompt_set_sha256 for m in (manifest, as_the_host_has_it)}
+    assert len(digests) == 1, "JSON sorts what YAML does not"
     with_own = baseline.key({}, manifest, "b-1", [1]).prompt_set_sha256
     others = {baseline.key({}, m, "b-1", [1]).prompt_set_sha256 for m in ({}, {"profile": {"traffic": {}}})}
     assert with_own not in others
