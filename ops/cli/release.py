@@ -149,6 +149,8 @@ def status(
 
 
 def _status_line(row: dict[str, Any]) -> str:
+    from ops.engine.phase_timer import shares_text
+
     details = row["details"]
     if details.get("state") == "unknown":
         return f"{row['host']}: unknown: {row['message']}" + (f"\nhint: {row['hint']}" if row["hint"] else "")
@@ -161,6 +163,8 @@ def _status_line(row: dict[str, Any]) -> str:
         parts.append(f"accept length {details['accept_length']:.2f}")
     if details["last_tok_s"]:
         parts.append(f"{details['last_tok_s']:.1f} tok/s last seen")
+    if details.get("phase_shares"):
+        parts.append(shares_text(details["phase_shares"]))
     if details["environment"]["ranks"]:
         verdict = details["environment"]["verdict"]
         parts.append(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ops.engine.phase_timer import phase_shares
 from ops.errors import ConfigError, Exit, OpsError
 from ops.flows.hosts import run_on
 from ops.flows.report import failed, gate_summary
@@ -56,7 +57,13 @@ def gate(spec: HostSpec, subset: Subset, reporter: Reporter) -> HostResult:
 
 def run_gate(run: Run, release: str, subset: Subset) -> GateReport:
     """Judge `release`, which runs on the host."""
-    return judge(server(run, release), subset)
+    live = server(run, release)
+    report = judge(live, subset)
+    metrics = live.http("GET", "/metrics", timeout_s=30.0)
+    shares = phase_shares(metrics.body) if metrics.status == 200 and isinstance(metrics.body, str) else {}
+    if not shares:
+        return report
+    return report.model_copy(update={"figures": {**report.figures, "phase_shares": shares}})
 
 
 def server(run: Run, release: str) -> LiveServer:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ops.engine.phase_timer import phase_shares
 from ops.errors import OpsError
 from ops.flows.hosts import connected
 from ops.flows.report import failed
@@ -122,6 +123,7 @@ def _speed(facts: Facts) -> dict[str, Any]:
         "accept_length": accept,
         "last_tok_s": internal.get("last_gen_throughput") or load.get("gen_throughput"),
         "running_requests": load.get("num_running_reqs"),
+        "phase_shares": phase_shares("\n".join(http.get("timer") or ())),
     }
 
 

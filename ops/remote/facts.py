@@ -25,6 +25,7 @@ from ops.remote import (
 from ops.remote import models as model_folders
 
 _RANK_TITLE = "sglang::scheduler"
+_TIMER = "sglang:forward_execution_seconds_total"  # see ops.engine.phase_timer
 
 
 def observe(
@@ -136,7 +137,10 @@ def _http(address, port, api_key=None):
     ready = probe.ready(address, port, api_key)
     status, info = probe.get(address, port, "/server_info", api_key)
     loads_status, loads = probe.get(address, port, "/v1/loads", api_key)
+    metrics_status, metrics = probe.get(address, port, "/metrics", api_key)
+    timer = [line for line in metrics.splitlines() if line.startswith(_TIMER)] if metrics_status == 200 else []
     return {
+        "timer": timer,
         "ready": ready,
         "server_info": info if status == 200 else None,
         "server_info_status": status,
