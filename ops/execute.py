@@ -10,7 +10,7 @@ from ops.errors import ConnectionLost, GuardActed, HostError, Interrupted, OpsEr
 from ops.interrupts import Interrupts, interrupts
 from ops.model.plan import Plan, Purpose
 from ops.model.state import Links, armed, confirmed, last_committed, profile_name, story
-from ops.planner import Recovery, guard_deadline_s, recovery
+from ops.planner import Recovery, guard_deadline_s, recovery, way_back
 from ops.restored import after_guard
 from ops.run import Run, observe
 from ops.steps import perform
@@ -116,9 +116,10 @@ def recover(run: Run) -> Recovery:
     if (facts["lock"] or {}).get("run") != run.identity.run:
         raise GuardActed("this run no longer owns the host", host=run.host.name)
     links = Links.of(facts)
-    target = links.last_good or links.baseline
+    events = story(facts["journal"])
+    target = way_back(events, links)
     deadline_s = guard_deadline_s(run.profile(target)) if target else 600.0
-    found = recovery(story(facts["journal"]), links, armed(facts), confirmed(facts), deadline_s)
+    found = recovery(events, links, armed(facts), confirmed(facts), deadline_s)
     if found.plan.steps:
         if found.committed:
             run.say(f"{found.target} passed its commit point: {', '.join(found.plan.kinds())}")

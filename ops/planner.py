@@ -103,12 +103,21 @@ def recovery(
         return Recovery(links.current, Plan(steps=tuple(_before_stop(story, links, armed))))
     if last_started(story).get("purpose") == Purpose.CONTROL:
         return Recovery(links.current, Plan(steps=()))
-    target = links.last_good or links.baseline
+    target = way_back(story, links)
     if target is None:
         steps = (Step(kind="stop", args={"want_stopped": True}), Step(kind="activate", args={"release": None}))
         return Recovery(None, Plan(steps=(*steps, Step(kind="disarm"))))
     rearm = Step(kind="rearm", args={"release": target, "deadline_s": deadline_s})
     return Recovery(target, Plan(steps=(rearm, *_replace(target, "rollback"))))
+
+
+def way_back(story: Sequence[Mapping[str, Any]], links: Links) -> str | None:
+    """The release to go back to: the last good one, else a staged baseline; never the one that just failed.
+
+    A first deploy of a non-speculative profile makes itself the baseline when it is staged.
+    """
+    failed = last_started(story).get("release")
+    return links.last_good or (links.baseline if links.baseline != failed else None)
 
 
 def _before_stop(story: Sequence[Mapping[str, Any]], links: Links, armed: Armed | None) -> Iterator[Step]:

@@ -47,7 +47,7 @@ class _Rule:
 _RULES = (
     _Rule(
         "unknown-flag",
-        re.compile(r"error: (unrecognized arguments: .*|argument .*)"),
+        re.compile(r"error: (unrecognized arguments: .*|ambiguous option: .*|argument .*)"),
         "the engine refuses a flag: {0}",
         "the host has another engine version than the profile's stack pins; compare with the engine's own --help",
     ),

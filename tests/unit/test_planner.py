@@ -10,7 +10,8 @@ from transaction_host import Host, Interrupted
 from ops.config.profiles import load_profile
 from ops.model.plan import Plan, Purpose
 from ops.model.profile import Profile
-from ops.planner import deploy_plan, guard_deadline_s, rollback_plan, start_plan, stop_plan
+from ops.model.state import Links
+from ops.planner import deploy_plan, guard_deadline_s, recovery, rollback_plan, start_plan, stop_plan
 
 OLD, NEW, BASE = "old-1", "new-2", "base-0"
 
@@ -184,6 +185,19 @@ def test_a_failed_way_back_is_tried_again_by_whoever_fails_next(profile: Profile
         host.perform("r2", deploy_plan("other-3", profile, fallback=BASE))
     host.recover("r2")
     is_whole(host, serving(), committed=False)
+
+
+@pytest.mark.parametrize(("failed", "target"), [(BASE, None), (NEW, BASE)])
+def test_a_first_baseline_that_fails_does_not_go_back_to_itself(failed: str, target: str | None) -> None:
+    """Seen with the real engine: it was started a second time, died a second time, and the host was left unsafe."""
+    story = [
+        {"event": "run-started", "release": failed, "purpose": "candidate"},
+        {"event": "step-started", "step": {"kind": "stop"}},
+    ]
+    links = Links(current=failed, last_good=None, baseline=BASE, pending=failed)
+    found = recovery(story, links, None, None, 600.0)
+    assert found.target == target
+    assert ("start" in found.plan.kinds()) is (target is not None)
 
 
 def test_a_stop_on_purpose_that_died_half_way_does_not_start_the_server_again() -> None:
