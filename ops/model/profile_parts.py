@@ -17,6 +17,7 @@ Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 CHECKS = (
     "alive",
     "itself",
+    "software",
     "health",
     "generation",
     "wiring",

@@ -25,7 +25,7 @@ from ops.model.gate import Stored
 from ops.model.inventory import HostSpec
 from ops.model.profile import Profile
 from ops.model.release import Release
-from ops.remote import engine_client, facts, machine, processes
+from ops.remote import engine_client, facts, machine, models, processes
 from ops.render.release import render
 from ops.sandbox.engine.faultfile import clear_faults, set_fault
 from ops.sandbox.engine.install import Simulation, install_engine, write_simulation
@@ -140,7 +140,12 @@ class Served:
     def look(self) -> Mapping[str, Any]:
         running = self.process.poll() is None
         expected = self.release.manifest["pins"]
-        models = {role: facts._model(expected[role]["path"]) for role in ("target", "draft") if expected[role]}
+        instance_dir = self.rig.host().instance_dir
+        found = {
+            role: models.describe(instance_dir, expected[role]["path"], weights=role == "draft")
+            for role in ("target", "draft")
+            if expected[role]
+        }
         return {
             "engine": {
                 "state": "running" if running else "failed",
@@ -150,7 +155,7 @@ class Served:
             "processes": processes.ours(self.rig.host().instance_dir),
             "listeners": processes.listeners({self.profile.engine.port}),
             "nccl_files": machine.nccl_files(str(self.rig.folder / "home")),
-            "models": models,
+            "models": found,
             "gpus": GPUS,
             "journal": [],
         }
