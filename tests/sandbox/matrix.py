@@ -99,7 +99,7 @@ def _attempt(rig: Rig, cell: Cell, report: Report, break_lock: bool, checks: Seq
     events_before = len(rig.journal())
     follower = Follower(rig)
     if cell.going_back:
-        rig.box.fault("garbage-output")
+        rig.box.fault("env-lost-in-ranks")
     for profile in PROFILES:
         brief = profile == new_profile and cell.fault == "client-kill"
         rig.choose_timeouts(profile, "brief" if brief else "usual")
