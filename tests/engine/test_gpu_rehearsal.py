@@ -22,8 +22,12 @@ from gpu_phases import PHASES
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(1800)]
 
-LIFTED = {"OPS_GATES__SPEED__MIN_SPEEDUP": "0.1", "OPS_GATES__SPEED__MAX_TTFT_RATIO": "100"}
-"""The simulated engine has the speeds of a large model on eight PCIe GPUs, where other step counts win."""
+LIFTED = {
+    "OPS_GATES__SPEED__MIN_SPEEDUP": "0.1",
+    "OPS_GATES__SPEED__MAX_TTFT_RATIO": "100",
+    "OPS_GATES__ACCEPTANCE__MIN_ACCEPT_LENGTH": "1.2",
+}
+"""The simulated engine has speeds and lengths of a large model on eight PCIe GPUs, where other step counts win."""
 
 
 @pytest.fixture
