@@ -17,6 +17,8 @@ from ops.gates.runner import run_gate
 from ops.model.gate import BaselineKey, BaselineRecord, GateReport, Stored, Subset
 from ops.model.verdict import Outcome
 
+pytestmark = pytest.mark.timing
+
 MEASURED = 8
 
 
@@ -75,7 +77,7 @@ def gate(
 def test_a_healthy_server_passes_every_check_and_leaves_what_it_learned(rig: Rig, yardstick: BaselineRecord) -> None:
     report = gate(rig, yardstick)
     assert report.outcome is Outcome.PASS, report.first_problem
-    assert all(verdict.passed for verdict in report.verdicts)
+    assert [v.name for v in report.verdicts if not v.passed] == ["software"], "only a locked stack is asked for it"
     assert {key.partition("/")[0] for key in report.learned} == {"digest", "accept_length", "speed"}
     assert 1.7 < report.figures["accept_length"] < 1.82  # type: ignore[operator]
     assert report.seconds < 250

@@ -13,7 +13,7 @@ from rig import BRIEF, Done, until
 
 from tests.fleet_load import Load
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(900), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
