@@ -1,6 +1,6 @@
 """Speed inside `ops deploy`: if this fails, a slower server takes traffic, or a faster one is refused.
 
-Runs alone on a quiet machine: at time scale 10 a busy one shows as a slow server. Noise is off.
+Runs alone on a quiet machine: a busy one shows as a slow server, the more the higher the time scale. Noise is off.
 """
 
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from gate_host import GateHost
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timing, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timing, pytest.mark.timeout(400)]
 
-TIME_SCALE = 10.0
+TIME_SCALE = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,6 @@ def test_two_percent_slower_and_still_faster_than_the_baseline_is_admitted(host:
     done = host.deploy()
 
     assert done.code == 0, done.stdout
-
-
-def test_a_healthy_server_passes_again_and_again(host: GateHost) -> None:
-    assert host.deploy().code == 0
-    passed = [host.ops("gate").code for _ in range(3)]
-    assert passed == [0, 0, 0]
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ class Cli:
 @pytest.fixture
 def cli(project: Path, repository: Path, sandbox: Callable[..., Sandbox]) -> Cli:
     shutil.copytree(repository / "envs", project / "envs", dirs_exist_ok=True)
-    return Cli(project, sandbox("main", time_scale=10, noise="off"))
+    return Cli(project, sandbox("main", time_scale=5, noise="off"))
 
 
 def marked(box_root: Path) -> set[int]:
@@ -81,7 +81,7 @@ def test_a_profile_is_deployed_proved_and_replaced_and_the_old_process_is_gone(c
     status = cli.json("status")["hosts"][0]
     assert (status["state"], status["profile"], status["release"]) == ("serving", "eagle3-2step", host["release"])
     assert status["admitted"] and status["environment"] == {"verdict": "ok", "ranks": 8, "missing": []}
-    assert status["simulated"] == "x 10"
+    assert status["simulated"] == "x 5"
 
     again = cli.json("deploy", "--profile", "eagle3-2step")
     assert (again["outcome"], again["hosts"][0]["changed"]) == ("unchanged", False)
