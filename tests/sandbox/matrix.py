@@ -31,6 +31,9 @@ QUICK_POINTS = (
     *("back-stop", "back-gate"),
 )
 COMMITTED = ("admit", "prune")
+UNTOUCHED = ("stage", "arm")
+NEW_ENGINE = ("activate", "start", "load", "gate")
+LAST_GOOD_ENGINE = ("back-activate", "back-start", "back-gate")
 PROFILES = ("good", "next", "third")
 STEPS = {"baseline": 0, "good": 2, "next": 3, "third": 1}
 SSH_CUT_S = 1.0
@@ -70,6 +73,29 @@ class Report:
     way: str = ""
     seconds: float = 0.0
     error: str = ""
+
+
+def allowed_codes(cell: Cell) -> tuple[int, ...]:
+    """How the client may end. Exit 4 is only for a last good release that is struck itself while it is proven."""
+    point = cell.point
+    match cell.fault:
+        case "client-kill":
+            return (-signal.SIGKILL,)
+        case "ssh-cut":
+            return (3,) if cell.going_back else (0,)
+        case "disk-full":
+            # While the last good release is being proven, a full disk may keep its engine from answering (its log).
+            if point in LAST_GOOD_ENGINE:
+                return (3, 4)
+            return (3,) if cell.going_back else (0, 3)
+        case "reboot":
+            if point in UNTOUCHED:
+                return (0, 3)
+            return (0,) if point in COMMITTED else (3,)
+        case _:
+            if cell.going_back:
+                return (4,) if point in LAST_GOOD_ENGINE else (3,)
+            return (3,) if point in NEW_ENGINE else (0,)
 
 
 def cells(points: tuple[str, ...]) -> list[Cell]:
@@ -116,7 +142,8 @@ def _attempt(rig: Rig, cell: Cell, report: Report, break_lock: bool, checks: Seq
     _truth(rig, cell, "right after the fault")
     done = client.wait(90.0)
     report.code = done.code
-    rig.last_stderr = done.stderr
+    rig.last_stderr = done.stderr + done.stdout
+    assert done.code in allowed_codes(cell), f"exit {done.code}, allowed are {allowed_codes(cell)}"
     new = next(e["release"] for e in rig.journal()[events_before:] if e["event"] == "run-started")
     _truth(rig, cell, "when the client had ended")
     with _cleared(rig, cell):
