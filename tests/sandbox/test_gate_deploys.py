@@ -1,7 +1,7 @@
 """The gate inside `ops deploy`: if this fails, a server with that fault takes traffic, or a good one is refused.
 
 Noise is off, so every refusal has its fault as the only reason. Faults that show in figures of speed are in
-`test_gate_speed.py`, which runs alone.
+`test_deploy_speed.py`, which runs alone.
 """
 
 from collections.abc import Iterator
