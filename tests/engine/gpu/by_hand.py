@@ -30,7 +30,7 @@ from ops.gates.prompt_set import speed_prompts
 from ops.model.gate import Run
 
 PORT = 8100
-ROUNDS = 15
+ROUNDS = 25
 """Rounds a pair; each is one run of every prompt on either server."""
 PAIRS = 2
 TOKENS = 256

@@ -60,7 +60,10 @@ def _gate_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
         "wiring/start",
         "the gate refuses an engine that loaded other layer ids, by the pinned wiring",
         lambda f: (
-            f["exit_code"] != 0 and f["checks"].get("wiring") == "fail" and not f["admitted"],
+            f["exit_code"] != 0
+            and f["checks"].get("wiring") == "fail"
+            and not f["admitted"]
+            and f.get("loaded_anew", False),
             f"exit {f['exit_code']}: {f['words']}; accept length {f['accept_length']}",
         ),
     )
