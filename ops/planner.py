@@ -112,10 +112,7 @@ def recovery(
 
 
 def way_back(story: Sequence[Mapping[str, Any]], links: Links) -> str | None:
-    """The release to go back to: the last good one, else a staged baseline; never the one that just failed.
-
-    A first deploy of a non-speculative profile makes itself the baseline when it is staged.
-    """
+    """The release to go back to: the last good one, else a staged baseline; never the one that just failed."""
     failed = last_started(story).get("release")
     return links.last_good or (links.baseline if links.baseline != failed else None)
 

@@ -47,7 +47,10 @@ put() { # $1: file, $2: text; replaces it whole, also on a full disk
     mv -f "$1.new" "$1"
 }
 
-target() { linked last-good || linked baseline; }
+target() { # $1: the release that is undone
+    linked last-good && return
+    staged=$(linked baseline) && [ "$staged" != "$1" ] && echo "$staged"
+}
 
 unit() { # systemd: make the installed unit that of `current`; a reload only where it differs
     [ "$SUPERVISOR" = systemd ] && [ -f "$dir/current/engine.service" ] || return 0
@@ -119,7 +122,7 @@ settle() { # $1: boot|deadline|crash-loop. guard/fired is ours: go back to the l
     make_room
     # shellcheck source=/dev/null
     . "$guard/fired" # RUN RELEASE DEADLINE BOOT
-    if back=$(target); then
+    if back=$(target "$RELEASE"); then
         if [ "$1" = deadline ]; then
             if [ "$(linked current)" = "$back" ] && serves "$back"; then
                 : # the old server was never stopped

@@ -25,7 +25,7 @@ def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verd
             "choose another host, or change engine.tensor_parallel",
         )
     ours = {process["pid"] for process in facts["processes"]}
-    foreign = [holder for holder in gpus["holders"] if holder["pid"] not in ours]
+    foreign = [h for h in gpus["holders"] if h["pid"] not in ours and h.get("state") != "Z"]  # `zombies` tells of those
     if foreign:
         named = ", ".join(f"{_owner(h)} holds {h['used_mib']} MiB of {h['gpu_uuid']}" for h in foreign)
         return ask.failed(

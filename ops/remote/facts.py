@@ -44,6 +44,8 @@ def observe(
     serving = ((manifests.get(links["current"]) or {}).get("profile") or {}).get("engine")
     ports = {*ports, *([serving["port"]] if serving else [])}
     keeper, state, boot_id, problem = _supervisor(supervisor)
+    # Before the processes: whoever holds memory by then is among them, or gone.
+    seen_gpus = machine.gpus() if gpus else None
     found = {
         "time": time.time(),
         "hostname": socket.gethostname(),
@@ -68,7 +70,7 @@ def observe(
         "shm": machine.disk("/dev/shm"),
         "limits": machine.limits(),
         "nccl_files": machine.nccl_files(homes(own)),
-        "gpus": machine.gpus() if gpus else None,
+        "gpus": seen_gpus,
         "models": {role: model_folders.describe(instance_dir, **wanted) for role, wanted in (models or {}).items()},
     }
     if software is not None:

@@ -120,11 +120,11 @@ def gpus():
 
 
 def _settled_holders():
-    """The holders, after a moment for the memory of processes that are gone: a driver gives it back 1-2 s late."""
+    """The holders, after a moment for those that just ended: a driver gives their memory back 1-2 s late."""
     deadline = time.monotonic() + _MEMORY_LATE_S
     while True:
         found = gpu_holders() or []
-        if all(holder["state"] for holder in found) or time.monotonic() > deadline:
+        if all(holder["state"] not in (None, "", "Z") for holder in found) or time.monotonic() > deadline:
             return found
         time.sleep(0.25)
 

@@ -24,8 +24,6 @@ def do(run: Run, *, release: str, fallback: str | None) -> dict[str, Any]:
     if fallback is not None:
         evidence["fallback"] = put(run, run.releases[fallback])
         run.call("store.set_link", link="baseline", release=fallback)
-    elif not run.profile(release).speculative:
-        run.call("store.set_link", link="baseline", release=release)
     supervisor = run.facts["supervisor"]
     files = guard_files(run.host.spec, run.profile(release), supervisor)
     evidence["guard"] = run.call(

@@ -47,8 +47,8 @@ class Host:
         names = ("current", "last-good", "baseline", "pending")
         return {name: (self.dir / name).readlink().name for name in names if (self.dir / name).is_symlink()}
 
-    def mark(self, name: str, *, in_s: int) -> None:
-        text = f"RUN=r1\nRELEASE={NEW}\nDEADLINE={int(time.time()) + in_s}\nBOOT=b\n"
+    def mark(self, name: str, *, in_s: int, release: str = NEW) -> None:
+        text = f"RUN=r1\nRELEASE={release}\nDEADLINE={int(time.time()) + in_s}\nBOOT=b\n"
         (self.guard / name).write_text(text)
 
     def markers(self) -> set[str]:
@@ -132,6 +132,15 @@ def test_without_a_good_release_the_baseline_is_the_way_back(host: Host) -> None
     host.mark("armed", in_s=-1)
     host.run("expire")
     assert host.links()["current"] == BASE
+
+
+def test_a_staged_baseline_that_failed_itself_is_no_way_back(host: Host) -> None:
+    (host.dir / "last-good").unlink()
+    for name in ("current", "pending"):
+        host.link(name, BASE)
+    host.mark("armed", release=BASE, in_s=-1)
+    host.run("expire")
+    assert "current" not in host.links() and (host.guard / "wanted").read_text().strip() == "stopped"
 
 
 def test_with_nothing_to_go_back_to_the_host_is_stopped_on_purpose(host: Host) -> None:

@@ -99,8 +99,9 @@ def test_down_leaves_no_process_and_no_file(sandbox: Factory, project: Path) -> 
             connection,
             "exec >/dev/null 2>&1 </dev/null; setsid sh -c 'exec sleep 300' & exec env -i setsid -f sleep 301",
         )
-        titles = {process.title for process in box.processes()}
-        assert {"sleep 300", "sleep 301"} <= titles
+        wait_for(
+            lambda: {"sleep 300", "sleep 301"} <= {process.title for process in box.processes()}, "both sleeps run"
+        )
         box.down()
     assert box.processes() == []
     assert list(project.iterdir()) == [project / "envs"]
