@@ -92,7 +92,7 @@ def server(run: Run, release: str) -> LiveServer:
         look=look,
         read_log=lambda lines: run.observe(log_lines=lines)["log"],
         say=run.say,
-        stored=stored(run, profile),
+        stored=stored(run, release),
         api_key=run.key("api-key"),
         admin_key=run.key("admin-api-key", "api-key"),
     )
@@ -109,13 +109,18 @@ def models(run: Run, profile: Profile) -> dict[str, dict[str, Any]]:
     return {"target": target, "draft": {"folder": spec.path(profile.speculation.draft_path), "weights": True}}
 
 
-def stored(run: Run, profile: Profile) -> Stored:
-    """What earlier gates left on the host: the baseline's measurements when they still hold, and expectations."""
+def stored(run: Run, release: str) -> Stored:
+    """What earlier gates left on the host: the yardstick of `release` when it still holds, and expectations.
+
+    The yardstick of a speculative release is the baseline's measurement, that of any other its own.
+    """
+    profile = run.profile(release)
     remembered = run.call("store.remembered")
     if run.assumed_baseline is not None:
         return Stored(baseline=run.assumed_baseline, expectations=remembered["expectations"])
-    release = run.facts["links"]["baseline"]
-    problem = baseline_problem(run, release, profile.traffic.concurrency) if release else "there is no baseline release"
+    yardstick = run.facts["links"]["baseline"] if profile.speculative else release
+    concurrency = profile.traffic.concurrency
+    problem = baseline_problem(run, yardstick, concurrency) if yardstick else "there is no baseline release"
     record = baseline.from_json(remembered["baseline"]) if remembered["baseline"] and not problem else None
     return Stored(baseline=record, baseline_problem=problem, expectations=remembered["expectations"])
 

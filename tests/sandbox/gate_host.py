@@ -29,6 +29,10 @@ class GateHost:
     def deploy(self, profile: str = "candidate") -> Done:
         return self.ops("deploy", "--profile", profile)
 
+    def link(self, name: str) -> str:
+        """The release that a link of the instance names."""
+        return (self.box.root / "default" / name).readlink().name
+
     def heal(self) -> None:
         """No fault, and the baseline serves."""
         self.box.clear_faults()

@@ -64,3 +64,16 @@ def test_two_percent_slower_and_still_faster_than_the_baseline_is_admitted(host:
 def test_a_healthy_server_passes_twenty_of_twenty_times(host: GateHost) -> None:
     assert host.deploy().code == 0
     assert [host.ops("gate").code for _ in range(20)] == [0] * 20
+
+
+def test_another_profile_without_speculation_is_measured_for_itself_and_becomes_the_baseline(host: GateHost) -> None:
+    """Compared with the old baseline it would have to be as fast; it may be chosen for its memory."""
+    host.add("leaner", {"extends": "baseline", "engine": {"max_running_requests": 16}})
+    before = host.link("baseline")
+
+    done = host.deploy("leaner")
+
+    assert done.code == 0, done.stdout
+    speed = next(c for c in done.host["gate"]["checks"] if c["name"] == "speed")
+    assert "first measurement" in speed["message"]
+    assert host.link("baseline") == done.host["release"] != before
