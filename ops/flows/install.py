@@ -28,15 +28,18 @@ def install(project: Project, name: str, spec: HostSpec, reporter: Reporter, *, 
     """Install one stack on one host. Args: profile: whose command line the engine's own parser is asked to take."""
     try:
         stack = load_stack(project.root, name)
-        target = _target(project, stack, spec)
+        place = target(project, stack, spec)
         argv = words(engine_argv(project.profile(profile), spec)) if profile else []
         with connected(spec) as host:
-            return _install(project, stack, host, target, argv, reporter)
+            return _install(project, stack, host, place, argv, reporter)
     except OpsError as error:
         return failed(spec, None, error)
 
 
-def _target(project: Project, stack: Stack, spec: HostSpec) -> dict[str, Any]:
+def target(project: Project, stack: Stack, spec: HostSpec) -> dict[str, Any]:
+    """Where a stack's environment is on a host: {kind, path, stack, lock}. Raises: ConfigError without a valid lock or
+    without a folder for environments.
+    """
     lock, digest = need_lock(project.root, stack.name)
     why = stale(stack, lock)
     if why:
@@ -52,10 +55,10 @@ def _target(project: Project, stack: Stack, spec: HostSpec) -> dict[str, Any]:
 
 
 def _install(
-    project: Project, stack: Stack, host: SshHost, target: dict[str, Any], argv: list[str], reporter: Reporter
+    project: Project, stack: Stack, host: SshHost, place: dict[str, Any], argv: list[str], reporter: Reporter
 ) -> HostResult:
     lock, digest = need_lock(project.root, stack.name)
-    folder = target["path"]
+    folder = place["path"]
     present = host.call("venv.state", folder=folder)
     if not present["complete"]:
         _bring_own(project, stack, host, folder)
@@ -80,7 +83,7 @@ def _install(
             ) from error
     reporter.say(host.name, f"proving {folder} from the inside")
     gpus = host.call("machine.devices")["gpus"]
-    verdicts = software.prove(host, target, lock, argv=argv, archs=proof.archs_of(gpus) if lock.kernel_archs else [])
+    verdicts = software.prove(host, place, lock, argv=argv, archs=proof.archs_of(gpus) if lock.kernel_archs else [])
     software.say_all(reporter, host.name, verdicts)
     outcome = combine(verdicts)
     if outcome is not Outcome.PASS:

@@ -5,6 +5,7 @@ one that looks whole, or a file changed in a venv goes unnoticed.
 """
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -136,3 +137,34 @@ def test_the_next_environment_is_a_new_folder_and_the_old_one_goes_on_serving(na
     assert {native.folder("lab").rpartition("/")[2], native.folder("next").rpartition("/")[2]} <= set(kept)
     proofs = json.loads(native.host.exec("cat", f"{STACKS}/proofs/{native.folder('next').rpartition('/')[2]}.json"))
     assert proofs["outcome"] == "pass"
+
+
+def test_the_install_playbook_makes_the_environment_once_and_check_mode_makes_none(native: Rig) -> None:
+    rig.use_stack(native.project, "baseline", stack="next")
+    folder = native.folder("next")
+    native.host.exec("rm", "-rf", folder)
+
+    foretold = install_playbook(native, "--check")
+    assert "changed=1" in foretold and f"would make the environment {folder}" in foretold
+    assert native.host.exec("ls", folder, check=False) == ""
+
+    assert "changed=1" in install_playbook(native)
+    assert json.loads(native.host.exec("cat", f"{folder}/ops-complete.json"))["stack"] == "next"
+    assert "changed=0" in install_playbook(native)
+
+
+def install_playbook(found: Rig, *words: str) -> str:
+    """Run `install.yml` for the baseline and return what it printed."""
+    command = (REPOSITORY / ".venv/bin/ansible-playbook", "-v", "-i", "envs/hosts.yml")
+    playbook = REPOSITORY / "playbooks/install.yml"
+    done = subprocess.run(
+        [*command, playbook, "-e", "profile=baseline", *words],
+        cwd=found.project,
+        env=os.environ | {"ANSIBLE_CONFIG": str(REPOSITORY / "playbooks/ansible.cfg")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
