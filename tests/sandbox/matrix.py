@@ -36,7 +36,7 @@ NEW_ENGINE = ("activate", "start", "load", "gate")
 LAST_GOOD_ENGINE = ("back-activate", "back-start", "back-gate")
 PROFILES = ("good", "next", "third")
 STEPS = {"baseline": 0, "good": 2, "next": 3, "third": 1}
-SSH_CUT_S = 1.0
+SSH_CUT_S = 2.0
 ATTEMPTS = 5
 
 
