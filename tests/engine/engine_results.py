@@ -73,7 +73,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def write(name: str, document: Mapping[str, Any], page: str, folder: Path = RESULTS) -> None:
-    """Write NAME.json and NAME.md."""
+    """Write NAME.json and NAME.md; a reader never sees half of one."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
-    (folder / f"{name}.md").write_text(page.rstrip("\n") + "\n")
+    text = json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True)
+    for suffix, content in (("json", text), ("md", page)):
+        file = folder / f"{name}.{suffix}"
+        temporary = file.with_suffix(".new")
+        temporary.write_text(content.rstrip("\n") + "\n")
+        temporary.replace(file)

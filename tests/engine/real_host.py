@@ -81,7 +81,10 @@ class RealHost:
                 check=False,
             )
         seconds = round(time.monotonic() - begun, 1)
-        self.commands.append({"command": " ".join(("ops", *words)), "exit_code": done.returncode, "seconds": seconds})
+        given = " ".join(("ops", *words))
+        self.commands.append(
+            {"host": self.box.name, "command": given, "exit_code": done.returncode, "seconds": seconds}
+        )
         try:
             document: dict[str, Any] = json.loads(done.stdout)
         except ValueError:

@@ -3,10 +3,12 @@
 Minutes on a GPU are dear. If this fails, a person who has got hold of one spends them on a bug of the script.
 """
 
+import argparse
 import json
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,10 @@ import real_host
 sys.path.append(str(Path(__file__).parent / "gpu"))
 
 import by_hand
+import gpu_phases as phases
 import gpu_report
-from gpu_lab import Lab
-from gpu_main import lab_of, pin
-from gpu_phases import PHASES
-
-pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(1800)]
+from gpu_lab import Findings, Lab, of_one_gpu
+from gpu_main import Machine, go_through, pin
 
 LIFTED = {
     "OPS_GATES__SPEED__MIN_SPEEDUP": "0.1",
@@ -30,51 +30,108 @@ LIFTED = {
 """The simulated engine has speeds and lengths of a large model on eight PCIe GPUs, where other step counts win."""
 
 
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+class Rehearsed(Machine):
+    """Sandboxes with the simulated engine in the place of GPUs; each shows GPUs of its own."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        found = Findings(folder / "state.json", time.monotonic() + 1500)
+        super().__init__(argparse.Namespace(work=folder), found, folder / "no-nvidia-smi")
+        self.count = count
+
+    def look(self) -> bool:
+        """The machine is looked at before its hosts are up; here the first host brings nvidia-smi and the engine."""
+        lab = self._lab("look", self.nvidia_smi, {})
+        done = self.found.attempt("machine", lambda: phases.machine(self.found, lab.host.engine_python, lab.nvidia_smi))
+        lab.host.box.down()
+        self.labs.remove(lab)
+        return done
+
+    def gpus(self) -> list[str]:
+        return [str(index) for index in range(self.count)]
+
+    def _lab(self, name: str, nvidia_smi: Path, environment: Mapping[str, str], prefix: str = "") -> Lab:
+        project = self.options.work / name
+        box = project / ".sandbox" / name
+        host = real_host.up(
+            project,
+            name,
+            box / "engine" / "bin" / "python",
+            search_path=[str(box / "bin")],
+            environment={**LIFTED, **environment},
+            time_scale=20.0,
+            load_s=4.0,
+        )
+        # What the draft was trained on, in the engine's counting; without it the simulation takes the model's default.
+        (host.models / "tiny-llama" / "simulation.json").write_text(json.dumps({"right_layer_ids": [1, 3, 5]}))
+        pin(host, "0.5.23")  # what the simulated engine imitates
+        lab = Lab(host, box / "bin" / "nvidia-smi", self.found, prefix, LIFTED)
+        self.labs.append(lab)
+        return lab
+
+
+@pytest.fixture(params=[1, 2], ids=["one GPU", "two GPUs"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsed]:
     monkeypatch.setattr(by_hand, "ROUNDS", 1)
-    monkeypatch.setattr(by_hand, "PAIRS", 2)
-    box = tmp_path / ".sandbox" / "rehearsal"
-    host = real_host.up(
-        tmp_path,
-        "rehearsal",
-        box / "engine" / "bin" / "python",
-        search_path=[str(box / "bin")],
-        environment=LIFTED,
-        time_scale=20.0,
-        load_s=4.0,
-    )
-    # What the draft was trained on, in the engine's counting; without it the simulation takes the model's default.
-    (host.models / "tiny-llama" / "simulation.json").write_text(json.dumps({"right_layer_ids": [1, 3, 5]}))
-    pin(host, "0.5.23")  # what the simulated engine imitates
-    made = lab_of(host, box / "bin" / "nvidia-smi", time.monotonic() + 1500)
-    made.lifted = LIFTED
+    made = Rehearsed(tmp_path, request.param)
+    made.found.write = lambda: gpu_report.write(made.found.state, made.found.failures, tmp_path / "results")
     yield made
-    host.box.down()
-    assert host.engine_processes() == {}
+    for lab in made.labs:
+        lab.host.box.down()
+        assert lab.host.engine_processes() == {}
 
 
-def test_every_phase_runs_through_and_the_claims_that_need_no_gpu_hold(lab: Lab, tmp_path: Path) -> None:
-    ended = {name: lab.attempt(name, phase) for name, phase in PHASES.items()}
-    assert lab.failures == {}
-    assert all(ended.values()), ended
-    gpu_report.write(lab.state, lab.failures, tmp_path / "results")
-    judged = {
-        claim["claim"]: claim for claim in json.loads((tmp_path / "results/engine-gpu.json").read_text())["claims"]
-    }
-    assert None not in {claim["holds"] for claim in judged.values()}
+@pytest.mark.sandbox
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_phase_runs_through_and_the_claims_that_need_no_gpu_hold(machine: Rehearsed, tmp_path: Path) -> None:
+    complete = go_through(machine, list(phases.PHASES))
+    assert machine.found.failures == {}
+    assert complete
+    document = json.loads((tmp_path / "results/engine-gpu.json").read_text())
+    judged = {claim["claim"]: claim for claim in document["claims"]}
+    of_two_gpus = ("lab-gpu-tp2", "stop on two GPUs") if machine.count == 1 else ()
+    not_run = [words for words, claim in judged.items() if claim["holds"] is None and not words.startswith(of_two_gpus)]
+    assert not_run == []
     of_the_gpu = ("the gate refuses 1 step", "deployed is as fast", "lab-gpu-tp2")
-    wrong = [c for c in judged.values() if not c["holds"] and not c["claim"].startswith(of_the_gpu)]
+    wrong = [c for c in judged.values() if c["holds"] is False and not c["claim"].startswith(of_the_gpu)]
     assert wrong == []
     page = (tmp_path / "results/engine-gpu.md").read_text()
-    assert "| 5 | deployed |" in page
+    assert "| 5 | 0 | deployed |" in page
+    if machine.count == 2:
+        assert {row["host"] for row in document["commands"]} == {"gpu-lab", "gpu-lab-second", "gpu-lab-both"}
 
 
-def test_a_call_whose_time_is_up_begins_nothing_and_the_next_one_goes_on(lab: Lab) -> None:
-    lab.deadline = time.monotonic() + 5
-    assert lab.attempt("machine", PHASES["machine"]) is False
-    assert list(lab.host.commands) == []
-    lab.deadline = time.monotonic() + 120
-    assert lab.attempt("machine", PHASES["machine"])
-    again = lab_of(lab.host, lab.nvidia_smi, lab.deadline)
-    assert again.state["idle"] == lab.state["idle"]
+def test_a_call_whose_time_is_up_begins_nothing_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    def never() -> None:
+        raise AssertionError("it began")
+
+    late = Findings(tmp_path / "state.json", time.monotonic() + 5)
+    assert late.attempt("phase", lambda: late.once("step", 10, never)) is False
+    assert late.failures == {} and "step" not in late.state
+    late.deadline += 100
+    assert late.attempt("phase", lambda: late.once("step", 10, lambda: 7))
+    again = Findings(tmp_path / "state.json", time.monotonic())
+    assert again.once("step", 10, never) == 7
+
+
+def test_an_nvidia_smi_of_one_gpu_asks_the_machines_own_about_that_gpu_only(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text('#!/bin/sh\necho "$@"\n')
+    own.chmod(0o755)
+    script, variables = of_one_gpu(own, "1", tmp_path / "folder")
+    said = [
+        subprocess.run([script, *words], capture_output=True, text=True, check=True).stdout.split()
+        for words in (["--query-gpu=uuid", "--format=csv"], ["topo", "-m"])
+    ]
+    assert said == [["--query-gpu=uuid", "--format=csv", "-i", "1"], ["topo", "-m"]]
+    assert variables["OPS_ENV__CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_page_holds_no_log_and_repeated_commands_are_one_row(tmp_path: Path) -> None:
+    row = {"host": "gpu-lab", "command": "ops status", "exit_code": 0}
+    state = {"commands": [{**row, "seconds": 2.1}, {**row, "seconds": 2.6}, {**row, "exit_code": 2, "seconds": 3.0}]}
+    gpu_report.write(state, {"nccl": "AssertionError: it hangs\n" + "a line of a log\n" * 500}, tmp_path)
+    page = (tmp_path / "engine-gpu.md").read_text()
+    assert "AssertionError: it hangs" in page and "a line of a log" not in page
+    assert "| gpu-lab | `ops status` x 2 | 0 | 2.1 to 2.6 |" in page
+    assert "a line of a log" in json.loads((tmp_path / "engine-gpu.json").read_text())["failures"]["nccl"]

@@ -4,6 +4,7 @@ Both are alive while either is measured, so that the machine is the same for bot
 times, since a start may be luckier than another.
 """
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -41,8 +42,7 @@ def compared(lab: Lab, needs_s: float) -> None:
     """Measure PAIRS pairs of servers, and compare the arms as the gate compares its own."""
     for pair in range(PAIRS):
         lab.once(f"by-hand/{pair}", needs_s, partial(_pair, lab, anew=pair > 0))
-    lab.state["by-hand"] = interval([lab.state[f"by-hand/{pair}"] for pair in range(PAIRS)])
-    lab.save()
+    lab.found.keep("by-hand", interval([lab.state[f"by-hand/{pair}"] for pair in range(PAIRS)]))
 
 
 def interval(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -114,9 +114,11 @@ def launched(lab: Lab) -> Iterator[Callable[[], float]]:
 
     Gives a function that waits until it serves and returns the seconds since its start.
     """
-    log = lab.state_file.with_name("by-hand.log")
+    log = lab.host.project / "by-hand.log"
+    given = {name.removeprefix("OPS_ENV__"): value for name, value in lab.host.environment.items()}
     # The same home, so that kernels which the deployed engine compiled are not compiled again.
-    variables = {**os.environ, "HOME": str(lab.host.box.layout.home), "SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}
+    variables = {**os.environ, **given, "HOME": str(lab.host.box.layout.home)}
+    variables["SGLANG_ENABLE_METRICS_DEVICE_TIMER"] = "1"
     words = [SCRIPT, lab.host.engine_python, lab.host.models, lab.host.box.address, PORT]
     begun = time.monotonic()
     with log.open("wb") as output:
@@ -136,7 +138,7 @@ def launched(lab: Lab) -> Iterator[Callable[[], float]]:
     try:
         yield healthy
     finally:
-        _end(process)
+        _end(lab, process)
 
 
 def _healthy(lab: Lab, process: "subprocess.Popen[bytes]") -> bool:
@@ -148,14 +150,19 @@ def _healthy(lab: Lab, process: "subprocess.Popen[bytes]") -> bool:
         return False
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            continue
+def _end(lab: Lab, process: "subprocess.Popen[bytes]") -> None:
+    """End the server and all that it started, and wait until its GPU memory is back: the next deploy looks."""
+    members = [pid for pid in real_host.pids() if _session(pid) == process.pid]
+    for pid in members:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait(10)
+    left = lab.wait_gone(members, idle=False)["left"]
+    assert not left, left
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None

@@ -1,10 +1,11 @@
-"""What the phases of a GPU run share: the host, what was found so far, the time that is left, and nvidia-smi."""
+"""What the phases of a GPU run share: its hosts, what was found so far, the time that is left, and nvidia-smi."""
 
 import csv
 import io
 import json
 import os
 import subprocess
+import threading
 import time
 import traceback
 import urllib.request
@@ -20,6 +21,7 @@ PORT = 8000
 FREE_WITHIN_S = 30.0
 IDLE_TOLERANCE_MIB = 64
 """A driver may keep a few MiB more after its first use than on a machine that was never used."""
+GPU_FIELDS = ("index", "uuid", "name", "driver_version", "memory.total", "memory.used")
 
 
 class OutOfTime(Exception):
@@ -27,23 +29,26 @@ class OutOfTime(Exception):
 
 
 @dataclass
-class Lab:
-    """One machine with GPUs.
+class Findings:
+    """What a run found, by step; kept in `file` after each, so that a later call goes on. Its hosts share it.
 
     Attributes:
-        state: what was found, by step; kept in `state_file` after each, so that a later call goes on.
         deadline: monotonic seconds; no step begins that would not end before.
-        lifted: environment of `ops` that lifts the speed threshold, for rows that are measured, not judged.
+        write: writes the results; called after each step, so that a run that is cut off leaves what it found.
     """
 
-    host: RealHost
-    nvidia_smi: Path
-    state_file: Path
+    file: Path
     deadline: float
     state: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    write: Callable[[], None] = lambda: None
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
-    lifted: Mapping[str, str] = field(default_factory=lambda: {"OPS_GATES__SPEED__MIN_SPEEDUP": "0.1"})
+    def __post_init__(self) -> None:
+        if self.file.exists():
+            self.state = json.loads(self.file.read_text())
+        self.state.setdefault("commands", [])
+        self.state.setdefault("seconds", {})
 
     def once(self, step: str, needs_s: float, do: Callable[[], Any]) -> Any:
         """Do a step, unless an earlier call did it. Raises: OutOfTime when `needs_s` is not left."""
@@ -54,15 +59,26 @@ class Lab:
             raise OutOfTime(f"{step} needs {needs_s:.0f} s, {left_s:.0f} s are left")
         print(f"== {step} ({left_s:.0f} s left)", flush=True)
         begun = time.monotonic()
-        self.state[step] = do()
-        self.state.setdefault("seconds", {})[step] = round(time.monotonic() - begun, 1)
-        self.save()
-        return self.state[step]
+        found = do()
+        seconds = round(time.monotonic() - begun, 1)
+        with self.lock:
+            self.state["seconds"][step] = seconds
+            self.keep(step, found)
+        print(f"== {step} took {seconds} s", flush=True)
+        return found
 
-    def attempt(self, name: str, phase: Callable[["Lab"], None]) -> bool:
+    def keep(self, step: str, found: Any) -> None:
+        with self.lock:
+            self.state[step] = found
+            temporary = self.file.with_suffix(".new")
+            temporary.write_text(json.dumps(self.state, indent=1, ensure_ascii=False))
+            temporary.replace(self.file)
+            self.write()
+
+    def attempt(self, name: str, phase: Callable[[], None]) -> bool:
         """Do a phase; False when time is up. A phase that fails is said, kept, and does not stop the others."""
         try:
-            phase(self)
+            phase()
         except OutOfTime as error:
             print(f"-- {name}: {error}", flush=True)
             return False
@@ -71,28 +87,35 @@ class Lab:
             traceback.print_exc()
         return True
 
-    def save(self) -> None:
-        self.state["commands"] = self.host.commands
-        temporary = self.state_file.with_suffix(".new")
-        temporary.write_text(json.dumps(self.state, indent=1, ensure_ascii=False))
-        temporary.replace(self.state_file)
 
-    def ask_nvidia_smi(self, query: str, fields: str) -> list[list[str]]:
-        words: list[str | Path] = [self.nvidia_smi, f"--query-{query}={fields}", "--format=csv,noheader,nounits"]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
-        return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(done.stdout)) if row]
+@dataclass
+class Lab:
+    """One host of a run, and the GPUs that it sees.
 
-    def gpus(self) -> list[dict[str, str]]:
-        names = ("index", "uuid", "name", "driver_version", "memory.total", "memory.used")
-        return [dict(zip(names, row, strict=True)) for row in self.ask_nvidia_smi("gpu", ",".join(names))]
+    Attributes:
+        nvidia_smi: shows the GPUs of this host only.
+        prefix: before the names of steps that another host does as well.
+        lifted: environment of `ops` that lifts the speed threshold, for rows that are measured, not judged.
+    """
+
+    host: RealHost
+    nvidia_smi: Path
+    found: Findings
+    prefix: str = ""
+    lifted: Mapping[str, str] = field(default_factory=lambda: {"OPS_GATES__SPEED__MIN_SPEEDUP": "0.1"})
+
+    def __post_init__(self) -> None:
+        self.host.commands = self.state["commands"]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.found.state
+
+    def once(self, step: str, needs_s: float, do: Callable[[], Any]) -> Any:
+        return self.found.once(step, needs_s, do)
 
     def memory(self) -> dict[str, Any]:
-        """What nvidia-smi shows now: MiB in use a GPU, and who holds them."""
-        rows = self.ask_nvidia_smi("compute-apps", "pid,gpu_uuid,used_memory,process_name")
-        return {
-            "used_mib": {gpu["uuid"]: int(float(gpu["memory.used"])) for gpu in self.gpus()},
-            "holders": [{"pid": int(pid), "gpu": gpu, "mib": mib, "name": name} for pid, gpu, mib, name in rows],
-        }
+        return memory(self.nvidia_smi)
 
     def wait_gone(self, pids: Iterable[int], *, idle: bool) -> dict[str, Any]:
         """Wait until no process of `pids` lives or holds GPU memory, and with `idle` nobody holds any.
@@ -120,6 +143,40 @@ class Lab:
         with urllib.request.urlopen(f"http://{self.host.box.address}:{PORT}{path}", timeout=60) as answer:
             text: str = answer.read().decode()
         return text
+
+
+def ask_nvidia_smi(tool: Path, query: str, fields: Iterable[str]) -> list[list[str]]:
+    words: list[str | Path] = [tool, f"--query-{query}={','.join(fields)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(done.stdout)) if row]
+
+
+def gpus(tool: Path) -> list[dict[str, str]]:
+    """The GPUs that this nvidia-smi shows."""
+    return [dict(zip(GPU_FIELDS, row, strict=True)) for row in ask_nvidia_smi(tool, "gpu", GPU_FIELDS)]
+
+
+def memory(tool: Path) -> dict[str, Any]:
+    """What nvidia-smi shows now: MiB in use a GPU, and who holds them."""
+    rows = ask_nvidia_smi(tool, "compute-apps", ("pid", "gpu_uuid", "used_memory", "process_name"))
+    return {
+        "used_mib": {gpu["uuid"]: int(float(gpu["memory.used"])) for gpu in gpus(tool)},
+        "holders": [{"pid": int(pid), "gpu": gpu, "mib": mib, "name": name} for pid, gpu, mib, name in rows],
+    }
+
+
+def of_one_gpu(tool: Path, index: str, folder: Path) -> tuple[Path, dict[str, str]]:
+    """An nvidia-smi in `folder` that shows one GPU, and the overrides with which an engine sees that one only.
+
+    So a machine with two GPUs is two hosts with one each, as two containers would be.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "nvidia-smi"
+    script.write_text(
+        f'#!/bin/sh\ncase "$1" in\n--query-*) exec {tool} "$@" -i {index} ;;\n*) exec {tool} "$@" ;;\nesac\n'
+    )
+    script.chmod(0o755)
+    return script, {"OPS_ENV__CUDA_VISIBLE_DEVICES": index, "OPS_ENV__CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def machine_environment() -> dict[str, str]:

@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import engine_results as results
+import gpu_phases as phases
 import gpu_report
 import real_host
-from gpu_lab import Lab, machine_environment
-from gpu_phases import PHASES
+from gpu_lab import Findings, Lab, gpus, machine_environment, of_one_gpu
 from real_host import RealHost
 
 MORE = 75
@@ -23,18 +25,118 @@ MORE = 75
 def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
     begun = time.monotonic()
-    lab = make(options, begun)
-    finished = [lab.attempt(name, PHASES[name]) for name in options.phases]
-    gpu_report.write(lab.state, lab.failures, options.out)
-    for words, holds, seen in gpu_report.claims(lab.state):
+    nvidia_smi = shutil.which("nvidia-smi")
+    if nvidia_smi is None:
+        sys.exit("no nvidia-smi on the PATH: this needs a machine with an NVIDIA GPU and its driver")
+    options.work.mkdir(parents=True, exist_ok=True)
+    found = Findings(options.work / "state.json", begun + options.budget_s)
+    earlier = json.loads(options.earlier.read_text()) if options.earlier else None
+    found.write = lambda: gpu_report.write(found.state, found.failures, options.out, earlier)
+    machine = Machine(options, found, Path(nvidia_smi))
+    complete = go_through(machine, options.phases)
+    found.write()
+    for words, holds, seen in gpu_report.claims(found.state):
         print(f"{ {True: 'yes', False: 'NO ', None: '-  '}[holds] } {words}: {seen[:200]}")
     print(f"{time.monotonic() - begun:.0f} s; results in {options.out}")
     if options.down:
-        lab.host.box.down()
-    if not all(finished):
+        for lab in machine.labs:
+            lab.host.box.down()
+    if not complete:
         return MORE
-    bad = lab.failures or any(holds is not True for _, holds, _ in gpu_report.claims(lab.state))
+    bad = found.failures or any(holds is not True for _, holds, _ in gpu_report.claims(found.state))
     return 1 if bad else 0
+
+
+class Machine:
+    """The hosts of a run: one that sees all GPUs or, with two GPUs, two that see one each, and then one for both."""
+
+    def __init__(self, options: argparse.Namespace, found: Findings, nvidia_smi: Path) -> None:
+        self.options = options
+        self.found = found
+        self.nvidia_smi = nvidia_smi
+        self.labs: list[Lab] = []
+
+    def gpus(self) -> list[str]:
+        """Indices of the GPUs that are used."""
+        return [gpu["index"] for gpu in gpus(self.nvidia_smi)][:2]
+
+    def look(self) -> bool:
+        """Find out what machine this is, before anything runs on it."""
+        return self.found.attempt(
+            "machine", lambda: phases.machine(self.found, self.options.engine_python, self.nvidia_smi)
+        )
+
+    def whole(self, name: str = "gpu-lab") -> Lab:
+        """A host that sees all GPUs."""
+        return self._lab(name, self.nvidia_smi, {})
+
+    def one_gpu(self, index: str, name: str, prefix: str) -> Lab:
+        tool, environment = of_one_gpu(self.nvidia_smi, index, self.options.work / f"gpu-{index}")
+        return self._lab(name, tool, environment, prefix)
+
+    def _lab(self, name: str, nvidia_smi: Path, environment: Mapping[str, str], prefix: str = "") -> Lab:
+        tools = [str(nvidia_smi), *filter(None, map(shutil.which, ("nvcc", "ninja", "g++")))]
+        host = real_host.up(
+            self.options.work / name,
+            name,
+            self.options.engine_python,
+            search_path=list(dict.fromkeys(str(Path(tool).parent) for tool in tools)),
+            environment={**machine_environment(), **environment},
+            echo=True,
+        )
+        pin(host, installed_version(host))
+        lab = Lab(host, nvidia_smi, self.found, prefix)
+        self.labs.append(lab)
+        return lab
+
+
+def go_through(machine: Machine, names: Sequence[str]) -> bool:
+    """Do the phases, side by side where there are two GPUs. False when there is more to do than there is time."""
+    found, indices = machine.found, machine.gpus()
+    if len(indices) < 2:
+        lab = machine.whole()
+        return all([machine.look(), *(_phase(lab, name) for name in names if name != "nccl")])
+    done = [machine.look()]
+    makers = (
+        lambda: machine.one_gpu(indices[0], "gpu-lab", ""),
+        lambda: machine.one_gpu(indices[1], "gpu-lab-second", "second/"),
+    )
+    with ThreadPoolExecutor(3) as pool:
+        lanes = zip(makers, phases.SIDE_BY_SIDE, strict=True)
+        running = [pool.submit(_lane, make, [name for name in lane if name in names]) for make, lane in lanes]
+        both = pool.submit(machine.whole, "gpu-lab-both")
+        done += [lane.result() for lane in running]
+    if "nccl" in names:
+        done.append(found.attempt("nccl", lambda: nccl(machine, both.result())))
+    return all(done)
+
+
+def nccl(machine: Machine, both: Lab) -> None:
+    for lab in machine.labs:
+        if lab is not both:
+            share_kernels(lab, both)
+    phases.nccl(both)
+
+
+def _phase(lab: Lab, name: str) -> bool:
+    return lab.found.attempt(f"{lab.prefix}{name}", lambda: phases.PHASES[name](lab))
+
+
+def _lane(make: Callable[[], Lab], names: Sequence[str]) -> bool:
+    """The phases of one of two hosts; nothing of it runs afterwards."""
+    lab = make()
+    done = [_phase(lab, name) for name in names]
+    if lab.host.engine_processes():
+        lab.found.attempt(f"{lab.prefix}leave", lambda: lab.host.on_host("stop"))
+    return all(done)
+
+
+def share_kernels(source: Lab, target: Lab) -> None:
+    """Let an engine on `target` find the kernels that one on `source` compiled: both keep them below their home."""
+    for cache in source.host.box.layout.home.glob(".*"):
+        link = target.host.box.layout.home / cache.name
+        if not link.exists():
+            link.symlink_to(cache)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -43,7 +145,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path(".cache/engine-gpu"), help="host, models, logs, state")
     parser.add_argument("--out", type=Path, default=results.RESULTS, help="where the results are written")
     parser.add_argument("--budget-s", type=float, default=7200, help="begin nothing that would take longer than this")
-    parser.add_argument("--phases", type=_phases, default=list(PHASES), help=f"comma-separated: {','.join(PHASES)}")
+    parser.add_argument("--phases", type=_phases, default=list(phases.PHASES), help=f"of {','.join(phases.PHASES)}")
+    parser.add_argument("--earlier", type=Path, help="engine-gpu.json of an earlier run; its table becomes a section")
     parser.add_argument("--down", action="store_true", help="remove the host at the end")
     found = parser.parse_args(argv)
     found.work = found.work.resolve()
@@ -54,37 +157,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _phases(text: str) -> list[str]:
     names = text.split(",")
-    unknown = set(names) - set(PHASES)
+    unknown = set(names) - set(phases.PHASES)
     if unknown:
         raise argparse.ArgumentTypeError(f"no such phase: {', '.join(sorted(unknown))}")
     return names
-
-
-def make(options: argparse.Namespace, begun: float) -> Lab:
-    """The host, and what earlier calls found."""
-    nvidia_smi = shutil.which("nvidia-smi")
-    if nvidia_smi is None:
-        sys.exit("no nvidia-smi on the PATH: this needs a machine with an NVIDIA GPU and its driver")
-    tools = [nvidia_smi, *filter(None, map(shutil.which, ("nvcc", "ninja", "g++")))]
-    folders = list(dict.fromkeys(str(Path(tool).parent) for tool in tools))
-    host = real_host.up(
-        options.work,
-        "gpu-lab",
-        options.engine_python,
-        search_path=folders,
-        environment=machine_environment(),
-        echo=True,
-    )
-    pin(host, installed_version(host))
-    return lab_of(host, Path(nvidia_smi), begun + options.budget_s)
-
-
-def lab_of(host: RealHost, nvidia_smi: Path, deadline: float) -> Lab:
-    lab = Lab(host, nvidia_smi, host.project / "state.json", deadline)
-    if lab.state_file.exists():
-        lab.state = json.loads(lab.state_file.read_text())
-        host.commands = lab.state["commands"]
-    return lab
 
 
 def installed_version(host: RealHost) -> str:

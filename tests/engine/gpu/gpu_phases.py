@@ -5,86 +5,102 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import engine_results as results
 import real_host
 from by_hand import compared
-from gpu_lab import Lab, metrics
+from gpu_lab import Findings, Lab, gpus, memory, metrics
 from real_host import check, verdicts, wait_for
 
 BASELINE, FIVE = "lab-gpu-baseline", "lab-gpu-eagle3-5step"
 WRONG_IDS = [1, 3, 4]
-START_S, FIRST_START_S, GATE_S = 60.0, 150.0, 25.0
-"""What a step is expected to take at most, seconds: an engine's start (the first compiles kernels), and a gate."""
+START_S, FIRST_START_S, GATE_S = 40.0, 110.0, 20.0
+"""What a step takes on an H200, seconds: an engine's start (the first compiles kernels), and a gate."""
 GRAPH = re.compile(r"Capture (?P<what>.*?) (?:CUDA|cuda) graph end.*?elapsed=(?P<s>[\d.]+) s, mem usage=(?P<gb>[\d.]+)")
 SET_BY = re.compile(r"\[(?P<gpu>\d+)\] NCCL INFO (?P<name>NCCL_\w+) set by environment to (?P<value>.*?)\.?$")
 
 
-def machine(lab: Lab) -> None:
-    """Before anything runs: GPUs, versions, memory that is in use anyway."""
-    lab.once("idle", 5, lab.memory)
-    lab.once("gpus", 5, lab.gpus)
-    lab.once("machine", 5, results.machine)
+def machine(found: Findings, engine_python: Path, nvidia_smi: Path) -> None:
+    """Before anything runs: all GPUs, versions, memory that is in use anyway."""
+    found.once("idle", 5, lambda: memory(nvidia_smi))
+    found.once("gpus", 5, lambda: gpus(nvidia_smi))
+    found.once("machine", 5, results.machine)
     packages = ("sglang", "sglang-kernel", "torch", "triton", "transformers", "flashinfer-python", "nvidia-nccl-cu13")
-    lab.once("versions", 60, lambda: results.versions_of(lab.host.engine_python, packages))
-    lab.once("project", 5, lambda: results.project_version(real_host.REPOSITORY))
+    found.once("versions", 30, lambda: results.versions_of(engine_python, packages))
+    found.once("project", 5, lambda: results.project_version(real_host.REPOSITORY))
 
 
-def table(lab: Lab) -> None:
-    """0, 2, 3, 5 and 1 steps by `ops deploy`. Two steps are admitted whatever their speed, to save the way back."""
-    lab.once("table/0", FIRST_START_S + GATE_S, lambda: _deployed(lab, BASELINE))
-    for steps, environment in ((2, lab.lifted), (3, {}), (5, {}), (1, {})):
-        name = f"lab-gpu-eagle3-{steps}step"
-        needs_s = START_S + GATE_S + (START_S if steps == 1 else 0)
-        lab.once(f"table/{steps}", needs_s, partial(_deployed, lab, name, environment))
-
-
-def refusals(lab: Lab) -> None:
-    """A draft of random weights, and a rewired draft before it is loaded."""
-    _serve_five(lab)
-    lab.once("random-draft", 2 * START_S + GATE_S, lambda: _deployed(lab, "lab-gpu-random-draft"))
-    lab.once("wiring/deploy", 30, lambda: _rewired_deploy(lab))
+def admitted(lab: Lab) -> None:
+    """The baseline, and five steps that beat it."""
+    lab.once(f"{lab.prefix}table/0", FIRST_START_S + GATE_S, partial(_deployed, lab, BASELINE))
+    lab.once(f"{lab.prefix}table/5", START_S + GATE_S, partial(_deployed, lab, FIVE))
 
 
 def by_hand(lab: Lab) -> None:
     """The deployed server against one that a person launched, measured in turns."""
     _serve_five(lab)
-    compared(lab, needs_s=START_S + GATE_S + 90)
+    compared(lab, needs_s=2 * START_S + 60)
+
+
+def slower(lab: Lab) -> None:
+    """One step is slower than the baseline."""
+    _serve_five(lab)
+    lab.once("table/1", 2 * START_S + GATE_S, partial(_deployed, lab, "lab-gpu-eagle3-1step"))
+
+
+def refusals(lab: Lab) -> None:
+    """A rewired draft before it is loaded, and a draft of random weights."""
+    _serve_five(lab)
+    lab.once("wiring/deploy", 10, partial(_rewired_deploy, lab))
+    lab.once("random-draft", 2 * START_S + GATE_S, partial(_deployed, lab, "lab-gpu-random-draft"))
 
 
 def stop_and_kill(lab: Lab) -> None:
     """What stop, a wrong wiring, kill -9 and rollback leave behind."""
     if "stop" not in lab.state:
         _serve_five(lab)
-    lab.once("stop", 60, lambda: _stopped(lab))
-    lab.once("wiring/start", START_S + GATE_S, lambda: _rewired_start(lab))
-    lab.once("kill/launcher", 2 * START_S, lambda: _killed(lab, lab.host.launcher()))
-    lab.once("kill/rank", START_S, lambda: _killed(lab, lab.host.schedulers()[0], wait=False))
-    lab.once("rollback", START_S + GATE_S, lambda: _rolled_back(lab))
-    lab.once("stop/last", 60, lambda: _stopped(lab))
+    lab.once("stop", 10, partial(_stopped, lab))
+    lab.once("wiring/start", START_S + 10, partial(_rewired_start, lab))
+    lab.once("kill/launcher", START_S + 10, lambda: _killed(lab, lab.host.launcher))
+    lab.once("kill/rank", 10, lambda: _killed(lab, lambda: lab.host.schedulers()[0], wait=False))
+    lab.once("rollback", START_S + 15, partial(_rolled_back, lab))
+    lab.once("stop/last", 10, partial(_stopped, lab))
+
+
+def table(lab: Lab) -> None:
+    """2 and 3 steps. Two are admitted whatever their speed, to save the way back."""
+    lab.once("table/2", START_S + GATE_S, partial(_deployed, lab, "lab-gpu-eagle3-2step", lab.lifted))
+    lab.once("table/3", START_S + GATE_S, partial(_deployed, lab, "lab-gpu-eagle3-3step"))
 
 
 def nccl(lab: Lab) -> None:
-    """Two NCCL sets over two GPUs: in each rank's environment, and in NCCL's own words."""
-    if len(lab.state["gpus"]) < 2:
-        return
-    lab.once("nccl/baseline", FIRST_START_S + GATE_S, lambda: _deployed(lab, "lab-gpu-tp2-baseline"))
-    for name in ("lab-gpu-tp2-simple", "lab-gpu-tp2-ll"):
-        lab.once(f"nccl/{name}", 2 * START_S + GATE_S, partial(_nccl_set, lab, name))
-    lab.once("nccl/stop", 60, lambda: _stopped(lab))
+    """Two NCCL sets over two GPUs, admitted whatever their speed: in each rank's environment, in NCCL's own words."""
+    try:
+        needs_s = START_S + GATE_S + 10
+        lab.once("nccl/baseline", needs_s, partial(_deployed, lab, "lab-gpu-tp2-baseline", lab.lifted))
+        for name in ("lab-gpu-tp2-ll", "lab-gpu-tp2-simple"):
+            lab.once(f"nccl/{name}", START_S + GATE_S, partial(_nccl_set, lab, name))
+    finally:
+        if lab.host.engine_processes():
+            lab.once("nccl/stop", 0, partial(_stopped, lab))
 
 
 PHASES = {
-    "machine": machine,
-    "table": table,
-    "refusals": refusals,
+    "admitted": admitted,
     "by-hand": by_hand,
+    "slower": slower,
+    "refusals": refusals,
     "stop-and-kill": stop_and_kill,
+    "table": table,
     "nccl": nccl,
 }
+"""In the order of their worth, for a machine that is had for minutes."""
+SIDE_BY_SIDE = (("admitted", "by-hand", "refusals", "table"), ("admitted", "slower", "stop-and-kill"))
+"""What the first and the second of two hosts do at the same time, with one GPU each."""
 
 
 def _serve_five(lab: Lab) -> None:
@@ -164,10 +180,10 @@ def _stopped(lab: Lab) -> dict[str, Any]:
     }
 
 
-def _killed(lab: Lab, victim: int, *, wait: bool = True) -> dict[str, Any]:
+def _killed(lab: Lab, whom: Callable[[], int], *, wait: bool = True) -> dict[str, Any]:
     """kill -9, and what becomes of the engine's other processes and of their memory; `wait` for the next start."""
     wait_for("an engine that serves", lambda: lab.host.on_host("status")["state"] == "serving", 240, 2.0)
-    processes, before = lab.host.engine_processes(), lab.memory()
+    processes, before, victim = lab.host.engine_processes(), lab.memory(), whom()
     title = processes[victim]
     os.kill(victim, signal.SIGKILL)
     after = lab.wait_gone(processes, idle=False)
@@ -195,7 +211,7 @@ def _rolled_back(lab: Lab) -> dict[str, Any]:
 
 
 def _nccl_set(lab: Lab, profile: str) -> dict[str, Any]:
-    return {**_deployed(lab, profile), **_nccl_proof(lab)}
+    return {**_deployed(lab, profile, lab.lifted), **_nccl_proof(lab)}
 
 
 def _nccl_proof(lab: Lab) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a GPU run has to show, and docs/results/engine-gpu.{json,md} made of what it found."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -153,53 +154,97 @@ def _mib(memory: Mapping[str, Any]) -> str:
     return " + ".join(f"{mib} MiB" for mib in memory["used_mib"].values())
 
 
-def write(state: Mapping[str, Any], failures: Mapping[str, str], folder: Path) -> None:
-    """Write the page and the document."""
+def write(
+    state: Mapping[str, Any], failures: Mapping[str, str], folder: Path, earlier: Mapping[str, Any] | None = None
+) -> None:
+    """Write the page and the document. `earlier`: the document of an earlier run, whose table becomes a section."""
     judged = [{"claim": words, "holds": holds, "seen": seen} for words, holds, seen in claims(state)]
     document = {**state, "date": results.today(), "claims": judged, "failures": dict(failures)}
+    if earlier:
+        kept = {"date", "project", "versions", "gpus", "machine", *(f"table/{steps}" for steps in STEPS)}
+        document["earlier"] = {key: value for key, value in earlier.items() if key in kept}
     results.write("engine-gpu", document, page(document), folder)
 
 
 def page(found: Mapping[str, Any]) -> str:
     """The page of a run."""
-    versions = ", ".join(f"{name} {version}" for name, version in found.get("versions", {}).items())
-    gpus = [f"{gpu['name']} {gpu['uuid']}, driver {gpu['driver_version']}" for gpu in found.get("gpus", [])]
     machine = found.get("machine", {})
     marks = {True: "yes", False: "**NO**", None: "not run"}
     parts = [
         "# The real engine on a GPU",
-        f"Written by `tests/engine/gpu/run.py` on {found['date']}, project {found.get('project')}. {versions}.",
-        f"{'; '.join(gpus)}; {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB. "
-        "Raw `/server_info`, nvidia-smi before and after, log digests, commands: `engine-gpu.json`.",
+        f"Written by `tests/engine/gpu/run.py` on {found['date']}, project {found.get('project')}. {_versions(found)}.",
+        f"{'; '.join(_gpus(found))}; {machine.get('cpu')}, {machine.get('cores')} cores, "
+        f"{machine.get('memory_gib')} GiB. Raw `/server_info`, nvidia-smi before and after, log digests, whole error "
+        "messages, every command: `engine-gpu.json`.",
         "## Claims",
         results.table(
-            ["claim", "holds", "seen"], [(c["claim"], marks[c["holds"]], c["seen"]) for c in found["claims"]]
+            ["claim", "holds", "seen"], [(c["claim"], marks[c["holds"]], _cut(c["seen"])) for c in found["claims"]]
         ),
-        "## Steps\n\nBy `ops deploy` and its gate, one user, 256 tokens a run, prompts of the gate.",
-        results.table(
-            [
-                "steps",
-                "outcome",
-                "tok/s",
-                "ratio to the baseline (95 %)",
-                "runs",
-                "accept length",
-                "start, s",
-                "gate, s",
-            ],
-            [_row(steps, found[f"table/{steps}"]) for steps in STEPS if f"table/{steps}" in found],
-        ),
+        f"## Steps\n\n{HOW}",
+        _steps(found),
         *_hand(found),
         *_graphs(found),
         *_nccl(found),
+        *_earlier(found),
     ]
     if found["failures"]:
-        parts.append("## Failures\n\n" + results.table(["phase", "error"], list(found["failures"].items())))
-    commands = [(f"`{row['command']}`", row["exit_code"], row["seconds"]) for row in found.get("commands", [])]
-    return "\n\n".join([*parts, "## Commands", results.table(["command", "exit code", "s"], commands)])
+        rows = [(phase, _cut(words)) for phase, words in found["failures"].items()]
+        parts.append("## Failures\n\n" + results.table(["phase", "error"], rows))
+    return "\n\n".join([*parts, "## Commands", results.table(["host", "command", "exit code", "s"], _commands(found))])
 
 
-def _row(steps: int, found: Mapping[str, Any]) -> tuple[object, ...]:
+HOW = "By `ops deploy` and its gate, one user, 256 tokens a run, prompts of the gate."
+CELL = 300
+"""Characters of a message in a table; the document has the rest."""
+
+
+def _cut(words: str) -> str:
+    """The first line of a message, as far as a table cell holds it."""
+    first = words.strip().partition("\n")[0]
+    return first if len(first) <= CELL else f"{first[:CELL].rpartition(' ')[0]} …"
+
+
+def _versions(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.get("versions", {}).items())
+
+
+def _gpus(found: Mapping[str, Any]) -> list[str]:
+    return [f"{gpu['name']} {gpu['uuid']}, driver {gpu['driver_version']}" for gpu in found.get("gpus", [])]
+
+
+def _steps(found: Mapping[str, Any]) -> str:
+    header = ["steps", "GPU", "outcome", "tok/s", "ratio to its baseline (95 %)", "runs", "accept length"]
+    rows = [
+        _row(steps, second, found[f"{prefix}table/{steps}"])
+        for steps in STEPS
+        for prefix, second in (("", steps == 1 and "second/table/0" in found), ("second/", True))
+        if f"{prefix}table/{steps}" in found
+    ]
+    return results.table([*header, "start, s", "gate, s"], rows)
+
+
+def _earlier(found: Mapping[str, Any]) -> Iterator[str]:
+    """The table of a run that had the time for all of it."""
+    if earlier := found.get("earlier"):
+        yield (
+            f"## Steps of an earlier run\n\nOf {earlier['date']}, project {earlier['project']}. {_versions(earlier)}; "
+            f"{'; '.join(_gpus(earlier))}. {HOW}"
+        )
+        yield _steps(earlier)
+
+
+def _commands(found: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
+    """The commands of each host in their order, with repetitions in one row."""
+    given = sorted(found.get("commands", []), key=lambda row: str(row.get("host", "gpu-lab")))
+    same = ("host", "command", "exit_code")
+    for (host, command, code), rows in itertools.groupby(given, key=lambda row: tuple(row.get(key) for key in same)):
+        seconds = [row["seconds"] for row in rows]
+        times = f" x {len(seconds)}" if len(seconds) > 1 else ""
+        spread = f"{min(seconds)} to {max(seconds)}" if times else str(seconds[0])
+        yield str(host), f"`{command}`{times}", code, spread
+
+
+def _row(steps: int, second: bool, found: Mapping[str, Any]) -> tuple[object, ...]:
     figures, phases = found["figures"], found["phases"]
     outcome = f"{found['outcome']}{' (speed threshold lifted)' if found['threshold_lifted'] else ''}"
     if "baseline" in figures:
@@ -213,13 +258,14 @@ def _row(steps: int, found: Mapping[str, Any]) -> tuple[object, ...]:
         rate, ratio, runs = "-", "-", "-"
     return (
         steps,
+        int(second),
         outcome,
         rate,
         ratio,
         runs,
         figures.get("accept_length", "-"),
-        phases.get("start"),
-        phases.get("gate"),
+        phases.get("start", "-"),
+        phases.get("gate", "-"),
     )
 
 
@@ -245,7 +291,7 @@ def _graphs(found: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         (found[step]["profile"], graph["graph"], graph["seconds"], graph["gb"])
         for step in sorted(found)
-        if step.startswith(("table/", "nccl/lab")) and "graphs" in found[step]
+        if step.startswith(("table/", "nccl/")) and "graphs" in found[step]
         for graph in found[step]["graphs"]
     ]
     if rows:
