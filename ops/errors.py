@@ -10,6 +10,7 @@ OpsError                     message, hint, host
 │   ├── ConnectionLost          SSH broke in the middle
 │   └── RemoteFailed            the agent's verb raised
 ├── StepFailed                  a step could not do its work
+│   ├── PeerFailed              another host that serves the same model failed: this one goes back too
 │   └── Judged                  carries the verdicts
 │       ├── EngineDied              the engine ended while it should run
 │       └── GateFailed              the gate did not pass
@@ -93,6 +94,10 @@ class RemoteFailed(HostError):
 
 class StepFailed(OpsError):
     """A step of the plan could not do its work."""
+
+
+class PeerFailed(StepFailed):
+    """Another host that serves the same model failed: what serves together is deployed and undone together."""
 
 
 class Judged(StepFailed):

@@ -4,11 +4,12 @@ Invariant: when `transaction` returns or raises anything but `Unsafe`, the host 
 means that the guard will act, or that a person must look.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ops.errors import ConnectionLost, GuardActed, HostError, Interrupted, OpsError, RolledBack, Unsafe
 from ops.interrupts import Interrupts, interrupts
-from ops.model.plan import Plan, Purpose
+from ops.model.plan import Plan, Purpose, Step
 from ops.model.state import Links, armed, confirmed, last_committed, profile_name, story
 from ops.planner import Recovery, guard_deadline_s, recovery, way_back
 from ops.restored import after_guard
@@ -24,6 +25,8 @@ def transaction(run: Run, plan: Plan, *, command: str, purpose: Purpose, release
     """
     with interrupts() as signals:
         try:
+            if run.peers is not None:
+                run.peers.begin(release)
             run.journal(
                 "run-started",
                 command=command,
@@ -45,19 +48,29 @@ def transaction(run: Run, plan: Plan, *, command: str, purpose: Purpose, release
 def run_plan(run: Run, plan: Plan, *, recovering: bool = False) -> None:
     """Do the steps in order, a journal line before and after each."""
     for step in plan.steps:
-        number = run.next_sequence()
-        data = step.model_dump(mode="json")
-        run.journal("step-started", seq=number, step=data, recovery=recovering)
-        run.reporter.step(run.host.name, step.kind, str(step.args.get("release", "")))
-        begun = run.host.clock.now_s()
-        try:
-            evidence = perform(run, step.kind, step.args)
-        except (OpsError, OSError, ValueError, KeyError) as error:
-            _note_failure(run, number, data, error)
-            raise
-        seconds = round(run.host.clock.now_s() - begun, 2)
-        run.seconds[step.kind] = seconds
-        run.journal("step-done", seq=number, step=data, evidence=evidence, seconds=seconds, recovery=recovering)
+        with _beside_peers(run, step, recovering):
+            _run_step(run, step, recovering)
+
+
+def _beside_peers(run: Run, step: Step, recovering: bool) -> AbstractContextManager[None]:
+    return run.peers.step(step.kind, recovering=recovering) if run.peers is not None else nullcontext()
+
+
+def _run_step(run: Run, step: Step, recovering: bool) -> None:
+    number = run.sequence + 1
+    data = step.model_dump(mode="json")
+    run.journal("step-started", seq=number, step=data, recovery=recovering)
+    run.sequence = number  # only now: a line that found no room is no step, and the numbers have no hole
+    run.reporter.step(run.host.name, step.kind, str(step.args.get("release", "")))
+    begun = run.host.clock.now_s()
+    try:
+        evidence = perform(run, step.kind, step.args)
+    except (OpsError, OSError, ValueError, KeyError) as error:
+        _note_failure(run, number, data, error)
+        raise
+    seconds = round(run.host.clock.now_s() - begun, 2)
+    run.seconds[step.kind] = seconds
+    run.journal("step-done", seq=number, step=data, evidence=evidence, seconds=seconds, recovery=recovering)
 
 
 def _note_failure(run: Run, number: int, step: dict[str, Any], error: Exception) -> None:
@@ -77,6 +90,8 @@ def _undo(run: Run, cause: BaseException, signals: Interrupts, *, undoable: bool
     try:
         with signals.recovering():
             run.say(text)
+            if run.peers is not None:
+                run.peers.going_back(text)
             if isinstance(cause, ConnectionLost):
                 raise left_to_guard(run, cause.message) from cause
             if not undoable:
@@ -139,7 +154,10 @@ def _end_failed(run: Run, cause: BaseException, found: Recovery) -> None:
             ) from cause
         if not isinstance(cause, OpsError):
             raise cause
-        run.say(f"{found.target} had passed its commit point: it serves and takes traffic")
+        if run.peers is not None and run.peers.broken:
+            run.say(f"{found.target} is confirmed here, but not on every host: it takes no traffic")
+        else:
+            run.say(f"{found.target} had passed its commit point: it serves and takes traffic")
         return
     if not found.plan.steps:
         state = f"the server was not touched, {found.target} is current" if found.target else "nothing was touched"

@@ -11,7 +11,7 @@ from typing import Any
 
 from ops.errors import ConfigError, GuardActed, RemoteFailed
 from ops.model.gate import BaselineRecord, GateReport, Subset
-from ops.model.ports import Host, Reporter, Router
+from ops.model.ports import Host, Peers, Reporter, Router
 from ops.model.profile import Profile
 from ops.model.release import Release
 from ops.model.state import Facts
@@ -80,6 +80,7 @@ class Run:
         armed: the guard watches this run. left_to_guard: and it will have to act, so the lock stays.
         deadline: when the guard acts (this machine's monotonic clock); until then a broken connection is worth
             waiting for.
+        peers: the other hosts that serve the same model; None: this host serves alone.
     """
 
     host: Host
@@ -98,6 +99,7 @@ class Run:
     deadline: float = 0.0
     left_to_guard: bool = False
     sequence: int = 0
+    peers: Peers | None = None
 
     @property
     def instance_dir(self) -> str:
@@ -141,9 +143,19 @@ class Run:
     def journal(self, event: str, *, fenced: bool = True, **fields: Any) -> None:
         self.call("journal.append", event={"run": self.identity.run, "event": event, **fields}, fenced=fenced)
 
-    def next_sequence(self) -> int:
-        self.sequence += 1
-        return self.sequence
+    def meet(self, point: str, word: str = "") -> Mapping[str, str]:
+        """What every host that serves this model says at `point`, by host; alone: what this one says."""
+        return self.peers.meet(point, word) if self.peers is not None else {self.host.name: word}
+
+    def everywhere(self, point: str, here: bool) -> bool:
+        """Whether something is so on every host that serves this model."""
+        return all(word == "yes" for word in self.meet(point, "yes" if here else "no").values())
+
+    @property
+    def leader(self) -> str:
+        """The host that decides for all: rank 0, or this one where it serves alone."""
+        node = self.host.spec.node
+        return node.members[0] if node is not None and self.peers is not None else self.host.name
 
     def observe(self, **kwargs: Any) -> Facts:
         """Look at the host again and keep what was seen."""

@@ -18,10 +18,10 @@ def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verd
             f"nvidia-smi does not answer: {facts.get('gpu_problem') or 'no output'}",
             "install or repair the driver; name its folder in ops_search_path if it is elsewhere",
         )
-    needed = profile.engine.tensor_parallel
+    needed = spec.ranks(profile.engine.tensor_parallel)
     if len(gpus["devices"]) < needed:
         return ask.failed(
-            f"{len(gpus['devices'])} GPUs, but tensor parallel over {needed}",
+            f"{len(gpus['devices'])} GPUs, but tensor parallel over {needed}" + (" on each host" if spec.node else ""),
             "choose another host, or change engine.tensor_parallel",
         )
     ours = {process["pid"] for process in facts["processes"]}

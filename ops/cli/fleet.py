@@ -1,6 +1,6 @@
 """What the commands with `--group` share: run the playbook, show it, print the one document."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ops.cli import output
@@ -8,13 +8,22 @@ from ops.errors import ConfigError
 from ops.model.result import document
 
 if TYPE_CHECKING:
+    from ops.fleet.ensemble import Work
     from ops.flows.hosts import Project
+    from ops.model.inventory import HostSpec
 
 
 def only(host: str | None, group: str) -> None:
     """Raises: ConfigError when both a host and a group are named."""
     if host is not None:
         raise ConfigError(f"--host {host} and --group {group} exclude each other")
+
+
+def together(command: str, members: "Sequence[HostSpec]", work: "Work", as_json: bool) -> int:
+    """Do `work` on all hosts that serve one model together, as one, and return the exit code."""
+    from ops.fleet.ensemble import together as lead
+
+    return output.finish(command, lead(members, work, output.Progress()), as_json)
 
 
 def run(

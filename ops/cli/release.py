@@ -16,6 +16,9 @@ Host = Annotated[
 Group = Annotated[
     str | None, typer.Option("--group", help="Group of the inventory: all its hosts, by the rollout's rules.")
 ]
+Ensemble = Annotated[
+    str | None, typer.Option("--group", help="Group of the inventory that serves one model together (ops_nodes).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 BreakLock = Annotated[
     bool, typer.Option("--break-lock", help="Undo what a dead run left pending now, instead of waiting for the guard.")
@@ -45,6 +48,18 @@ def deploy(
         from ops.cli import fleet
 
         fleet.only(host, group)
+        if members := project.ensemble(group):
+            wish = DeployOptions(
+                dry_run=dry_run, break_lock=break_lock, message=message, assume_baseline=assume_baseline
+            )
+            raise typer.Exit(
+                fleet.together(
+                    "deploy",
+                    members,
+                    lambda spec, member, reporter: flow(project, resolved, spec, wish, reporter, member),
+                    as_json,
+                )
+            )
         baseline = str(assume_baseline.resolve()) if assume_baseline else None
         wanted = {"profile": profile, "message": message or None, "break_lock": break_lock, "assume_baseline": baseline}
         raise typer.Exit(fleet.run("deploy", project, "deploy.yml", group, wanted, as_json, check=dry_run))
@@ -74,6 +89,15 @@ def rollback(
         from ops.cli import fleet
 
         fleet.only(host, group)
+        if members := Project.here().ensemble(group):
+            raise typer.Exit(
+                fleet.together(
+                    "rollback",
+                    members,
+                    lambda spec, member, reporter: flow(spec, to, reporter, break_lock=break_lock, peers=member),
+                    as_json,
+                )
+            )
         wanted = {"to": to, "max_unavailable": max_unavailable, "break_lock": break_lock}
         raise typer.Exit(fleet.run("rollback", Project.here(), "rollback.yml", group, wanted, as_json))
     result = flow(Project.here().host(host), to, output.Progress(), break_lock=break_lock)
@@ -102,27 +126,45 @@ def gate(
     raise typer.Exit(output.finish("gate", [result], as_json))
 
 
-def _control(verb: str, host: str | None, break_lock: bool, as_json: bool) -> None:
+def _control(verb: str, host: str | None, group: str | None, break_lock: bool, as_json: bool) -> None:
     from ops.flows.control import control
     from ops.flows.hosts import Project
 
+    if group is not None:
+        from ops.cli import fleet
+
+        fleet.only(host, group)
+        members = Project.here().ensemble(group)
+        if not members:
+            raise ConfigError(
+                f"the hosts of group {group} serve each for itself (no ops_nodes in its vars)",
+                hint="ops rollback|deploy --group; ansible-playbook playbooks/stop.yml; or --host",
+            )
+        raise typer.Exit(
+            fleet.together(
+                verb,
+                members,
+                lambda spec, member, reporter: control(spec, verb, reporter, break_lock=break_lock, peers=member),
+                as_json,
+            )
+        )
     result = control(Project.here().host(host), verb, output.Progress(), break_lock=break_lock)
     raise typer.Exit(output.finish(verb, [result], as_json))
 
 
-def start(host: Host = None, break_lock: BreakLock = False, as_json: Json = False) -> None:
+def start(host: Host = None, group: Ensemble = None, break_lock: BreakLock = False, as_json: Json = False) -> None:
     """Start the current release and let it take traffic when it passes."""
-    _control("start", host, break_lock, as_json)
+    _control("start", host, group, break_lock, as_json)
 
 
-def stop(host: Host = None, break_lock: BreakLock = False, as_json: Json = False) -> None:
+def stop(host: Host = None, group: Ensemble = None, break_lock: BreakLock = False, as_json: Json = False) -> None:
     """Drain and stop; prove that processes, port and GPU memory are gone. It stays stopped over boots."""
-    _control("stop", host, break_lock, as_json)
+    _control("stop", host, group, break_lock, as_json)
 
 
-def restart(host: Host = None, break_lock: BreakLock = False, as_json: Json = False) -> None:
+def restart(host: Host = None, group: Ensemble = None, break_lock: BreakLock = False, as_json: Json = False) -> None:
     """Stop and start the current release."""
-    _control("restart", host, break_lock, as_json)
+    _control("restart", host, group, break_lock, as_json)
 
 
 def status(
@@ -133,12 +175,13 @@ def status(
 ) -> None:
     """Read the truth from the host: state, profile, release, uptime, acceptance, speed, environment."""
     from ops.fleet.parallel import each
+    from ops.fleet.whole import whole
     from ops.flows.hosts import Project
     from ops.flows.status import status as flow
 
     if host and group:
         raise ConfigError("--host and --group exclude each other")
-    results = each(Project.here().hosts(group or host), flow)
+    results = whole(each(Project.here().hosts(group or host), flow))
     if not as_json:
         for result in results:
             print(_status_line(result.model_dump()))
@@ -170,7 +213,10 @@ def _status_line(row: dict[str, Any]) -> str:
         parts.append(
             "env ok" if verdict == "ok" else f"env {verdict} {', '.join(details['environment']['missing'])}".strip()
         )
-    if row["release"]:
+    node = details.get("node")
+    if node:
+        parts.append(f"rank {node['rank']} of {node['nodes']} of {node['ensemble']}")
+    if row["release"] and not (node and node["rank"]):
         parts.append("admitted" if details["admitted"] else "takes no traffic")
     if details["last_gate"]:
         parts.append(f"gate {details['last_gate']['outcome']} {_duration(details['last_gate']['age_s'])} ago")

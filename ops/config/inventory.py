@@ -14,12 +14,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ops.config.ensembles import GROUP_VARIABLES, nodes_of
 from ops.config.problems import near, problems_of, refuse
 from ops.config.source import Origin, Tree, read_yaml
 from ops.errors import ConfigError
 from ops.model.base import Path as KeyPath
 from ops.model.base import Problem
-from ops.model.inventory import HostSpec, Inventory
+from ops.model.inventory import HostSpec, Inventory, Node
 
 FIELDS = {
     "ansible_host": "address",
@@ -85,6 +86,7 @@ def load_inventory(project: Path, path: Path | None = None, *, environ: Mapping[
     for name, body in read.tree.data.items():
         _read_group(read, name, body, (name,), 0 if name == "all" else 1)
     hosts = [spec for name in read.host_variables if (spec := _host(read, name)) is not None]
+    hosts = _placed(read, hosts)
     if read.problems:
         raise refuse(f"inventory {shown_as}", read.problems, read.tree)
     groups = {name: tuple(_members(read, name)) for name in read.groups}
@@ -166,8 +168,11 @@ def _read_hosts(read: _Read, group: _Group, hosts: dict[str, Any], at: KeyPath) 
 def _note(read: _Read, owner: str, variables: dict[str, Any], at: KeyPath) -> None:
     for variable in variables:
         read.origins[(owner, variable)] = read.tree.origins[(*at, variable)]
-        if variable.startswith("ops_") and variable not in FIELDS:
-            read.problems.append(Problem((*at, variable), f"unknown variable{near(variable, FIELDS)}"))
+        if variable in GROUP_VARIABLES and owner.startswith("host "):
+            read.problems.append(Problem((*at, variable), "is about a group: write it into the group's vars"))
+        elif variable.startswith("ops_") and variable not in (*FIELDS, *GROUP_VARIABLES):
+            known = (*FIELDS, *GROUP_VARIABLES)
+            read.problems.append(Problem((*at, variable), f"unknown variable{near(variable, known)}"))
 
 
 def _expanded(pattern: str) -> Iterator[str]:
@@ -228,6 +233,26 @@ def _host(read: _Read, name: str) -> HostSpec | None:
         read.problems.extend(Problem((), f"host {name}: {line.strip()}") for line in shown)
         return None
     return host
+
+
+def _placed(read: _Read, hosts: list[HostSpec]) -> list[HostSpec]:
+    """Give every host of a group with `ops_nodes` its place in it."""
+    found: dict[str, Node] = {}
+    by_name = {host.name: host for host in hosts}
+    for name, group in read.groups.items():
+        if not any(variable in group.variables for variable in GROUP_VARIABLES):
+            continue
+        members = [by_name[member] for member in _members(read, name) if member in by_name]
+        placed = nodes_of(name, group.variables, members)
+        for sentence in placed.problems:
+            where = next(read.origins[(name, v)] for v in GROUP_VARIABLES if v in group.variables)
+            read.problems.append(Problem((), f"group {name} ({where}): {sentence}"))
+        for member, node in placed.nodes.items():
+            if member in found:
+                both = f"{found[member].ensemble} and {name}"
+                read.problems.append(Problem((), f"host {member}: is in two groups with ops_nodes: {both}"))
+            found[member] = node
+    return [host.model_copy(update={"node": found.get(host.name)}) for host in hosts]
 
 
 def _paths(spec: dict[str, Any], problems: list[Problem]) -> dict[str, str]:

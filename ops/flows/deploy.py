@@ -1,20 +1,22 @@
 """`ops deploy`: from a profile's name to a release that serves, or the old state proven."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ops.errors import ConfigError, OpsError
-from ops.execute import transaction
 from ops.flows import gating, preflight, software
+from ops.flows.ensemble import refuse_alone, transact
 from ops.flows.hosts import Project, run_on
 from ops.flows.ownership import owned, refuse_if_held, renew
 from ops.flows.report import failed, gate_summary
 from ops.model.inventory import HostSpec
 from ops.model.plan import Purpose
-from ops.model.ports import Reporter
+from ops.model.ports import Peers, Reporter
 from ops.model.profile import Profile
-from ops.model.release import Release
+from ops.model.release import Release, follows
 from ops.model.result import HostResult
 from ops.planner import deploy_plan
 from ops.run import Run, hashes
@@ -45,11 +47,20 @@ class _Candidate:
 
 
 def deploy(
-    project: Project, profile: Profile, spec: HostSpec, options: DeployOptions, reporter: Reporter
+    project: Project,
+    profile: Profile,
+    spec: HostSpec,
+    options: DeployOptions,
+    reporter: Reporter,
+    peers: Peers | None = None,
 ) -> HostResult:
-    """Deploy one profile to one host. Never raises an OpsError: the result says what happened and what is true now."""
+    """Deploy one profile to one host. Never raises an OpsError: the result says what happened and what is true now.
+
+    Args: peers: the other hosts, where one model is served over several.
+    """
     try:
-        with run_on(spec, reporter) as run:
+        refuse_alone(spec, peers)
+        with run_on(spec, reporter, peers) as run:
             supervisor = run.facts["supervisor"]
             release = project.release(profile, spec, supervisor)
             fallback = (
@@ -79,13 +90,14 @@ def _deploy(run: Run, candidate: _Candidate, options: DeployOptions) -> HostResu
         previous=facts["links"]["current"],
         changed=True,
     )
-    if serves(run, release):
+    if run.everywhere("serves", serves(run, release)):
         message = f"{release.id} serves already; nothing was done"
         return result.model_copy(update={"outcome": "unchanged", "changed": False, "message": message})
     verdicts = preflight.ask(profile, run.host.spec, {**facts, "candidate": release.manifest})
     for warning in preflight.warnings(verdicts):
         run.say(f"warning: {warning.name}: {warning.message}")
     preflight.require(verdicts, run.host.name)
+    run.meet("preflight passed")
     plan = deploy_plan(release.id, profile, fallback=fallback.id if fallback else None)
     if options.dry_run:
         steps = plan.model_dump(mode="json")["steps"]
@@ -93,14 +105,15 @@ def _deploy(run: Run, candidate: _Candidate, options: DeployOptions) -> HostResu
     run.assumed_baseline = gating.read_record(options.assume_baseline)
     message = options.message or f"deploy {profile.name}"
     with owned(run, message, break_lock=options.break_lock):
+        run.meet("owned")
         if fallback is not None:
             _measure_baseline(run, candidate, fallback, message)
-        transaction(run, plan, command="deploy", purpose=Purpose.CANDIDATE, release=release.id)
+        transact(run, plan, command="deploy", purpose=Purpose.CANDIDATE, release=release.id)
     return result.model_copy(
         update={
             "gate": gate_summary(run.reports[-1]),
             "phases": run.seconds,
-            "message": f"{release.id} serves and takes traffic",
+            "message": f"{release.id} {doing(release.manifest)}",
         }
     )
 
@@ -111,7 +124,8 @@ def _measure_baseline(run: Run, candidate: _Candidate, fallback: Release, messag
         return
     profile = run.profile(fallback.id)
     run.observe(models=gating.models(run, profile), gpus=True)
-    problem = gating.baseline_problem(run, fallback.id, candidate.profile.traffic.concurrency)
+    here = gating.baseline_problem(run, fallback.id, candidate.profile.traffic.concurrency)
+    problem = run.meet("baseline", here)[run.leader]
     if not problem:
         return
     if profile.traffic.concurrency != candidate.profile.traffic.concurrency:
@@ -122,8 +136,13 @@ def _measure_baseline(run: Run, candidate: _Candidate, fallback: Release, messag
         )
     run.say(f"{problem}: deploying and measuring {profile.name} first")
     plan = deploy_plan(fallback.id, profile, fallback=None)
-    transaction(run, plan, command="deploy", purpose=Purpose.BASELINE, release=fallback.id)
+    transact(run, plan, command="deploy", purpose=Purpose.BASELINE, release=fallback.id)
     renew(run, message)
+
+
+def doing(manifest: Mapping[str, Any]) -> str:
+    """What a good release does on its host."""
+    return "serves with the other hosts" if follows(manifest) else "serves and takes traffic"
 
 
 def serves(run: Run, release: Release) -> bool:
@@ -132,7 +151,9 @@ def serves(run: Run, release: Release) -> bool:
     links, admitted = facts["links"], facts["admitted"] or {}
     if not (links["current"] == links["last-good"] == release.id and links["pending"] is None):
         return False
-    if facts["engine"]["state"] != "running" or admitted.get("release") != release.id:
+    if facts["engine"]["state"] != "running":
+        return False
+    if admitted.get("release") != release.id and not follows(release.manifest):
         return False
     if facts["manifests"][release.id] != json.loads(release.file("manifest.json").content):
         return False  # same command line, other gates or pins: they have to be asked

@@ -8,13 +8,14 @@ from ops.engine.phase_timer import phase_shares
 from ops.errors import ConfigError, Exit, OpsError
 from ops.flows.hosts import run_on
 from ops.flows.report import failed, gate_summary
-from ops.gates import baseline
+from ops.gates import all_gates, baseline
 from ops.gates.live import LiveServer
 from ops.gates.runner import run_gate as judge
 from ops.model.gate import BaselineRecord, GateReport, Stored, Subset
 from ops.model.inventory import HostSpec
 from ops.model.ports import Reporter
 from ops.model.profile import Profile
+from ops.model.release import follows
 from ops.model.result import HostResult
 from ops.model.state import profile_name
 from ops.model.verdict import Outcome
@@ -58,7 +59,8 @@ def gate(spec: HostSpec, subset: Subset, reporter: Reporter) -> HostResult:
 def run_gate(run: Run, release: str, subset: Subset) -> GateReport:
     """Judge `release`, which runs on the host."""
     live = server(run, release)
-    report = judge(live, subset)
+    gates = [gate for gate in all_gates() if gate.of_follower or not follows(live.manifest)]
+    report = judge(live, subset, gates=gates)
     metrics = live.http("GET", "/metrics", timeout_s=30.0)
     shares = phase_shares(metrics.body) if metrics.status == 200 and isinstance(metrics.body, str) else {}
     if not shares:

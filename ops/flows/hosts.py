@@ -11,7 +11,7 @@ from ops.config.profiles import load_nccl, load_profile, load_stack
 from ops.config.settings import find_project, load_settings, secret_values
 from ops.hosts.ssh import SshHost
 from ops.model.inventory import HostSpec
-from ops.model.ports import Reporter
+from ops.model.ports import Peers, Reporter
 from ops.model.profile import Profile
 from ops.model.release import Release
 from ops.render.release import SupervisorName, render
@@ -49,6 +49,10 @@ class Project:
             raise ConfigError(f"{name} names {len(found)} hosts; this command takes one", hint="see ops deploy --group")
         return found[0]
 
+    def ensemble(self, group: str) -> tuple[HostSpec, ...]:
+        """The hosts of a group that serve one model together, by rank; empty when the group is none."""
+        return load_inventory(self.root, self.inventory).ensemble(group)
+
     def profile(self, name: str) -> Profile:
         return load_profile(self.root, name)
 
@@ -76,7 +80,7 @@ def connected(spec: HostSpec) -> Iterator[SshHost]:
 
 
 @contextmanager
-def run_on(spec: HostSpec, reporter: Reporter) -> Iterator[Run]:
+def run_on(spec: HostSpec, reporter: Reporter, peers: Peers | None = None) -> Iterator[Run]:
     """A run on a host, not yet its owner."""
     from ops.flows.gating import remember, run_gate
 
@@ -89,4 +93,5 @@ def run_on(spec: HostSpec, reporter: Reporter) -> Iterator[Run]:
             gate=run_gate,
             remember=remember,
             facts=observe(host),
+            peers=peers,
         )

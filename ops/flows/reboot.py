@@ -2,6 +2,7 @@
 
 from ops.errors import ConfigError, OpsError
 from ops.execute import transaction
+from ops.flows.ensemble import refuse_alone
 from ops.flows.hosts import run_on
 from ops.flows.ownership import owned
 from ops.flows.report import failed, gate_summary
@@ -23,6 +24,7 @@ def reboot(
         must answer again.
     """
     try:
+        refuse_alone(spec, None)
         with run_on(spec, reporter) as run, owned(run, "reboot", break_lock=break_lock):
             return _reboot(run, verify, patience_s)
     except OpsError as error:

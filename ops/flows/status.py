@@ -10,6 +10,7 @@ from ops.errors import OpsError
 from ops.flows.hosts import connected
 from ops.flows.report import failed
 from ops.model.inventory import HostSpec
+from ops.model.release import follows
 from ops.model.result import HostResult
 from ops.model.state import (
     Armed,
@@ -58,6 +59,7 @@ def describe(spec: HostSpec, facts: Facts) -> HostResult:
         if gate is None
         else {"outcome": gate["outcome"], "subset": gate["subset"], "age_s": round(facts["time"] - gate["at"], 1)},
         "good": state == "serving" and not remark,
+        **_node(facts, links),
     }
     return HostResult.on(
         spec,
@@ -84,6 +86,9 @@ def _state(facts: Facts, links: Links) -> tuple[str, str]:
     running = {process["release"] for process in facts["processes"]}
     if running - {links.current}:
         return "mixed", f"processes of {', '.join(sorted(str(r) for r in running - {links.current}))} run as well"
+    dead = _dead_ranks(facts, links)
+    if dead:
+        return "down", dead
     http = facts.get("http") or {}
     if http.get("ready") is None and _listens(facts):
         return "unresponsive", f"pid {engine['pid']} listens on its port, but gives no answer: it hangs"
@@ -93,9 +98,31 @@ def _state(facts: Facts, links: Links) -> tuple[str, str]:
     if restore is not None:
         what = "fell back to" if restore["event"] == "fallback" else "restored"
         return "serving", f"the guard {what} {restore['release']} ({restore['reason']}), ungated: run `ops gate`"
-    if (facts["admitted"] or {}).get("release") != links.current:
+    follower = follows(facts["manifests"].get(links.current))
+    if (facts["admitted"] or {}).get("release") != links.current and not follower:
         return "serving", "takes no traffic: not admitted"
     return "serving", ""
+
+
+def _node(facts: Facts, links: Links) -> dict[str, Any]:
+    """The host's part in a model over several hosts, where the current release is one."""
+    node = (facts["manifests"].get(links.current) or {}).get("node")
+    return {"node": node} if node else {}
+
+
+def _dead_ranks(facts: Facts, links: Links) -> str:
+    """Whether ranks of a model over several hosts are gone behind a /health that says 200; empty when none is.
+
+    Source: SGLang 0.5.23 srt/entrypoints/engine.py:1015-1029: a node whose rank is not 0 waits for its schedulers one
+    after the other, and its dummy /health answers meanwhile.
+    """
+    manifest = facts["manifests"].get(links.current) or {}
+    wanted = manifest["expect"]["ranks"] if manifest.get("node") else 0
+    live = sum(process["title"].startswith("sglang::scheduler") for process in facts["processes"])
+    http = facts.get("http") or {}
+    if live >= wanted or http.get("ready") != 200:
+        return ""
+    return f"{live} of {wanted} ranks live, whatever /health says: the model does not run"
 
 
 def _pending_words(facts: Facts, links: Links, pending: Armed) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ops.gates import wanted
 from ops.model.gate import Gate, Learned, Server
+from ops.model.release import follows
 from ops.model.verdict import Question, Verdict
 
 ASK = Question("alive", "Does the engine run, complete and without an interruption since its start?")
@@ -21,14 +22,20 @@ Source: recordings crash_*.log and kill9_scheduler.log (SGLang 0.5.17, 0.5.23); 
 srt/utils/watchdog.py:153-240, srt/managers/tokenizer_manager.py:4072.
 """
 LOG_LINES = 2000
+MET = re.compile(r"^\[[^\]]*?\b(TP\d+)\] Init (?:parallel|torch distributed) ends")
+LOADED = re.compile(r"^\[[^\]]*?\b(TP\d+)\] Load weight end")
+"""Source: SGLang 0.5.23 srt/model_executor/model_runner.py:1274; recording nccl_info_ll.log of 0.5.17."""
 
 
 def judge(server: Server, learned: Learned) -> Verdict:
     flags = server.profile.engine.flags
     # With several machines or pipeline stages this host holds another number of ranks than tp: then any count passes.
     spread = any(flag in flags for flag in ("nnodes", "pp-size", "pipeline-parallel-size"))
-    ranks = None if spread else server.profile.engine.tensor_parallel
-    verdict = ruling(server.facts(), server.log(LOG_LINES), wanted.release(server), ranks)
+    ranks = None if spread else wanted.local_ranks(server)
+    log = server.log(LOG_LINES)
+    verdict = ruling(server.facts(), log, wanted.release(server), ranks)
+    if verdict.passed and follows(server.manifest):
+        verdict = joined_ruling(verdict, log)
     if verdict.passed:
         learned.pid = int(str(verdict.evidence["pid"]))
     return verdict
@@ -64,6 +71,25 @@ def ruling(facts: Mapping[str, Any], log: Sequence[str], release: str, ranks: in
     return ASK.passed(f"pid {pid}, {found} scheduler processes", **evidence)
 
 
+def joined_ruling(alive: Verdict, log: Sequence[str]) -> Verdict:
+    """Judge a rank that is not 0, whose /health is a dummy that always says 200: each of its processes must have met
+    the others and loaded its part. That they still compute is proven by a generation of rank 0, which takes all ranks.
+
+    Source: SGLang 0.5.23 srt/utils/common.py (launch_dummy_health_check_server), srt/entrypoints/engine.py:1234-1297.
+    """
+    met = {match[1] for line in log if (match := MET.match(line))}
+    loaded = {match[1] for line in log if (match := LOADED.match(line))}
+    ranks = int(str(alive.evidence["ranks"]))
+    evidence = {**alive.evidence, "met": sorted(met), "loaded": sorted(loaded)}
+    if len(met & loaded) < ranks:
+        return ASK.failed(
+            f"of {ranks} ranks {len(met)} met the others and {len(loaded)} loaded their part; /health says 200 anyway",
+            "`ops logs` of this host and of rank 0: look for the address of --dist-init-addr",
+            **evidence,
+        )
+    return ASK.passed(f"{alive.message}, all of which met the other hosts", **evidence)
+
+
 def unexpected_exits(facts: Mapping[str, Any]) -> int:
     """Count the exits nobody ordered since the engine was last started on purpose."""
     count = int(facts["engine"].get("restarts") or 0)
@@ -74,4 +100,4 @@ def unexpected_exits(facts: Mapping[str, Any]) -> int:
     return count
 
 
-GATE = Gate(ASK.name, ASK.question, 10, judge)
+GATE = Gate(ASK.name, ASK.question, 10, judge, of_follower=True)

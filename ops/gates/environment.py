@@ -92,4 +92,4 @@ def behind(files: Sequence[Mapping[str, str]], environment: Mapping[str, str]) -
     return found
 
 
-GATE = Gate(ASK.name, ASK.question, 70, judge, needs=("alive",))
+GATE = Gate(ASK.name, ASK.question, 70, judge, needs=("alive",), of_follower=True)

@@ -8,6 +8,7 @@ from ops.engine.versions import rules_of
 from ops.gates import wanted
 from ops.model.gate import Gate, Learned, Reply, Server
 from ops.model.profile import SECRET_FLAGS
+from ops.model.release import follows
 from ops.model.verdict import Question, Verdict
 
 ASK = Question("itself", "Does the engine that we started, and no other process, answer on the port?")
@@ -18,7 +19,7 @@ def judge(server: Server, learned: Learned) -> Verdict:
     address, port = server.endpoint
     facts = server.facts()
     owned = owner_ruling(facts, address, port, wanted.release(server))
-    if not owned.passed:
+    if not owned.passed or follows(server.manifest):  # a rank that is not 0 has no /server_info to ask
         return owned
     reply = server.http("GET", "/server_info", timeout_s=30.0)
     return answer_ruling(reply, port, wanted.arguments(server), owned)
@@ -114,4 +115,4 @@ def _words(launched: str, how: Callable[[str], list[str]] = str.split) -> list[s
     return [word for i, word in enumerate(words) if word not in hidden and (i == 0 or words[i - 1] not in hidden)]
 
 
-GATE = Gate(ASK.name, ASK.question, 20, judge, needs=("alive",))
+GATE = Gate(ASK.name, ASK.question, 20, judge, needs=("alive",), of_follower=True)

@@ -34,4 +34,4 @@ def ruling(answer: Mapping[str, Any] | None) -> Verdict:
     return ASK.passed(f"{answer['packages']['installed']} packages", installed=answer["packages"]["installed"])
 
 
-GATE = Gate(ASK.name, ASK.question, 25, judge, needs=("alive",))
+GATE = Gate(ASK.name, ASK.question, 25, judge, needs=("alive",), of_follower=True)

@@ -26,6 +26,12 @@ def release(server: Server) -> str:
     return str(server.manifest["release"])
 
 
+def local_ranks(server: Server) -> int:
+    """Return how many ranks run on this host: all of the profile's, or its share of a model over several hosts."""
+    expected: int = (server.manifest.get("expect") or {}).get("ranks", server.profile.engine.tensor_parallel)
+    return expected
+
+
 def prompts(manifest: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the prompts that the release's profile brings, or None."""
     traffic = (manifest.get("profile") or {}).get("traffic") or {}

@@ -60,4 +60,4 @@ def ruling(profile: Profile, models: Mapping[str, Any], stored: Mapping[str, Any
     return ASK.passed(f"as pinned{first}", **evidence)
 
 
-GATE = Gate(ASK.name, ASK.question, 50, judge, needs=("alive",))
+GATE = Gate(ASK.name, ASK.question, 50, judge, needs=("alive",), of_follower=True)

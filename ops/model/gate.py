@@ -232,6 +232,7 @@ class Gate:
         needs: names of checks without which an answer means nothing; when one of them did not pass this one is skipped.
         costly: takes long, so it is skipped when the release is refused already.
         on_rollback: whether a rollback is asked as well.
+        of_follower: whether a rank that takes no requests itself is asked (one model over several hosts).
     """
 
     name: str
@@ -241,6 +242,7 @@ class Gate:
     needs: tuple[str, ...] = ()
     costly: bool = False
     on_rollback: bool = True
+    of_follower: bool = False
 
 
 class Learned:

@@ -7,6 +7,36 @@ from pydantic import Field, model_validator
 from ops.model.base import Data, Problem, RulesBroken
 from ops.model.profile_parts import AbsolutePath, Line
 
+DIST_PORTS = range(20_000, 21_000, 10)
+"""Where the ranks of one release meet. Each release has its own, so that ranks of two never join each other; ten apart,
+since with attention DP the next six are used too. Source: SGLang 0.5.23 srt/server_args.py (PortArgs)."""
+
+
+class Node(Data):
+    """A host's place in an ensemble: a group of hosts that serve one model together."""
+
+    ensemble: Line = Field(description="The inventory's group (`ops_nodes` in its vars).")
+    rank: int = Field(ge=0, description="`--node-rank`: the host's place in the group. Rank 0 serves HTTP.")
+    members: tuple[Line, ...] = Field(min_length=2, description="All hosts, in the order of their ranks.")
+    dist_address: Line = Field(description="Address of rank 0 as the others reach it.")
+    dist_port: int | None = Field(None, ge=1, le=65_535, description="Its port; null: each release has its own.")
+
+    @property
+    def leader(self) -> bool:
+        """Whether this host has rank 0."""
+        return self.rank == 0
+
+    @property
+    def nodes(self) -> int:
+        """`--nnodes`."""
+        return len(self.members)
+
+    @property
+    def dist_init_addr(self) -> str:
+        """`--dist-init-addr`."""
+        address = f"[{self.dist_address}]" if ":" in self.dist_address else self.dist_address
+        return f"{address}:{self.dist_port or DIST_PORTS[0]}"
+
 
 class HostSpec(Data):
     """How to reach one host and what is particular about rendering for it."""
@@ -46,11 +76,16 @@ class HostSpec(Data):
     supervisor_conf: AbsolutePath | None = Field(None, description="ops_supervisor_conf: path of supervisord.conf.")
     supervisorctl: AbsolutePath | None = Field(None, description="ops_supervisorctl.")
     time_scale: float = Field(1.0, ge=0.1, le=1000, description="ops_time_scale: sandbox only.")
+    node: Node | None = Field(None, description="Its part in serving one model over several hosts (ops_nodes).")
 
     @property
     def simulated(self) -> str | None:
         """ "x S" for a sandbox or lab host, whose inventory names its time scale; None for a real one."""
         return f"x {self.time_scale:g}" if "time_scale" in self.model_fields_set else None
+
+    def ranks(self, tensor_parallel: int) -> int:
+        """How many of the tensor-parallel ranks run here."""
+        return tensor_parallel // self.node.nodes if self.node else tensor_parallel
 
     @property
     def instance_dir(self) -> str:
@@ -92,3 +127,8 @@ class Inventory(Data):
     def names(self) -> tuple[str, ...]:
         """Names of all hosts."""
         return tuple(host.name for host in self.hosts)
+
+    def ensemble(self, group: str) -> tuple[HostSpec, ...]:
+        """The hosts of a group that serve one model together, by rank; empty when the group is none."""
+        found = [host for host in self.hosts if host.node is not None and host.node.ensemble == group]
+        return tuple(sorted(found, key=lambda host: host.node.rank if host.node else 0))

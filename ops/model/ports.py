@@ -49,6 +49,35 @@ class Router(Protocol):
         ...
 
 
+class Peers(Protocol):
+    """The other hosts that serve the same model, as one member's run sees them (`ops.fleet.member`)."""
+
+    @property
+    def broken(self) -> str:
+        """Why the members do not go forward together any more; empty while they do."""
+        ...
+
+    def meet(self, point: str, word: str = "") -> Mapping[str, str]:
+        """Wait until every member is at `point`; what each of them said, by host. Raises: PeerFailed."""
+        ...
+
+    def begin(self, release: str) -> None:
+        """A transaction begins that makes `release` serve."""
+        ...
+
+    def step(self, kind: str, *, recovering: bool) -> AbstractContextManager[None]:
+        """Around each step of a plan: meets the others where a step needs them. Raises: PeerFailed, also inside."""
+        ...
+
+    def going_back(self, reason: str) -> None:
+        """This member failed, or was told that another did: from here on it undoes."""
+        ...
+
+    def may_admit(self, release: str) -> bool:
+        """Whether traffic may go to `release`: not to a candidate that another member has given up."""
+        ...
+
+
 class Reporter(Protocol):
     """What the operator sees while a run goes on (standard error)."""
 

@@ -1,7 +1,14 @@
 """`Release`: one rendered profile for one host, before it is a folder there."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+
+def follows(manifest: Mapping[str, Any] | None) -> bool:
+    """Whether a release is a part of a model over several hosts that takes no requests itself: its rank is not 0."""
+    node: Mapping[str, Any] = (manifest or {}).get("node") or {}
+    return bool(node.get("rank", 0))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def engine_argv(profile: Profile, host: HostSpec) -> tuple[Flag, ...]:
 
     Source of the names: SGLang 0.5.23 `--help` (`ops/engine/flags/`).
     """
-    return (*_engine(profile, host), *_speculation(profile, host), *_further(profile))
+    return (*_engine(profile, host), *_nodes(host), *_speculation(profile, host), *_further(profile))
 
 
 def secret_flags(profile: Profile) -> dict[str, str]:
@@ -109,6 +109,12 @@ def server_info(profile: Profile, host: HostSpec) -> dict[str, Any]:
     ):
         if value is not None:
             expected[key] = value
+    if host.node is not None:
+        expected |= {
+            "nnodes": host.node.nodes,
+            "node_rank": host.node.rank,
+            "dist_init_addr": host.node.dist_init_addr,
+        }
     if spec is not None:
         expected |= {
             "speculative_draft_model_path": host.path(spec.draft_path),
@@ -141,6 +147,13 @@ def _engine(profile: Profile, host: HostSpec) -> Iterator[Flag]:
     ):
         if wanted:
             yield (f"--{name}",)
+
+
+def _nodes(host: HostSpec) -> Iterator[Flag]:
+    if host.node is not None:
+        yield _flag("nnodes", host.node.nodes)
+        yield _flag("node-rank", host.node.rank)
+        yield _flag("dist-init-addr", host.node.dist_init_addr)
 
 
 def _speculation(profile: Profile, host: HostSpec) -> Iterator[Flag]:

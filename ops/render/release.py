@@ -12,7 +12,7 @@ from ops.model.nccl import NcclSet
 from ops.model.profile import SECRET_FLAGS, Profile
 from ops.model.release import Release, ReleaseFile
 from ops.model.stack import Stack
-from ops.render import argv
+from ops.render import argv, ensemble
 from ops.render.env_file import engine_environment, env_lines, secret_environment, without_secrets
 from ops.render.files import fill
 
@@ -35,7 +35,8 @@ def render(
     Args:
         supervisor: what was detected on the host; the inventory's `ops_supervisor` wins.
         secrets: values of `profile.secrets`; they reach 0600 files only, never the id or the manifest.
-    Raises: ConfigError for a missing secret, a missing image digest, an unknown supervisor.
+    Raises: ConfigError for a missing secret, a missing image digest, an unknown supervisor, ranks that cannot be
+        shared out over the host's ensemble.
     """
     keeper = host.supervisor or supervisor
     if keeper is None:
@@ -44,6 +45,7 @@ def render(
         )
     if profile.runtime == "native":
         host = host.model_copy(update={"engine_python": engine_python(stack, host)})
+    host = ensemble.met(profile, stack, nccl, host)
     values = secrets or {}
     environment = engine_environment(profile, nccl, host)
     files = [
@@ -59,6 +61,7 @@ def render(
     identity = _identity(profile.name, public)
     manifest = _manifest(profile, stack, nccl, host, keeper, environment)
     manifest |= {"release": identity, "files": _file_list(files, public)}
+    manifest |= ensemble.in_manifest(profile, stack, nccl, host)
     content = (json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
     files.append(ReleaseFile("manifest.json", content, 0o644))
     return Release(identity, profile.name, host.name, tuple(files), manifest)
@@ -168,7 +171,7 @@ def _manifest(
         "expect": {
             "port": profile.engine.port,
             "address": host.bind or profile.engine.host,
-            "ranks": profile.engine.tensor_parallel,
+            "ranks": host.ranks(profile.engine.tensor_parallel),
             "server_info": argv.server_info(profile, host),
         },
         "pins": {

@@ -22,6 +22,7 @@ from .clock import Clock
 from .knobs import Knobs, claim, shift_draft_layer_ids
 from .lifecycle import Lifecycle
 from .load import Load
+from .nodes import Nodes, follow
 from .ranks import Ranks
 from .resolve import Plan, resolve
 from .server import make_server, random_seed
@@ -96,14 +97,26 @@ def run(plan: Plan, settings: Settings, knobs: Knobs, folder: Path, start_number
     set_engine_environment()
     orphan_s = None if knobs["orphans_survive"] else knobs.number("orphan_s", ORPHAN_S)
     clock = Clock(settings.time_scale)
-    ranks = Ranks(plan.ranks, folder, int(plan.arguments["base_gpu_id"]), knobs["drop_env_in_ranks"], orphan_s)
+    ranks = Ranks(
+        plan.ranks,
+        folder,
+        int(plan.arguments["base_gpu_id"]),
+        knobs["drop_env_in_ranks"],
+        orphan_s,
+        local=plan.local,
+    )
+    nodes = Nodes(plan, clock)
     signal.signal(signal.SIGQUIT, _launch_phase_sigquit(ranks))
-    logs.line("Using default HuggingFace chat template with detected content format: string")
-    loaded = Load(plan, ranks, knobs, clock, knobs.number("load_s", settings.load_s)).run()
+    if plan.node_rank == 0:
+        logs.line("Using default HuggingFace chat template with detected content format: string")
+    load = Load(plan, ranks, knobs, clock, knobs.number("load_s", settings.load_s), nodes)
+    loaded = load.run()
+    if plan.node_rank > 0:
+        return follow(plan, ranks, nodes, clock, load.die)
     server = make_server(plan, settings, knobs, clock, ranks, loaded, start_number)
     if knobs["crash_in_load_at"] == "warmup":
         server.crash_on_next = True
-    lifecycle = Lifecycle(server)
+    lifecycle = Lifecycle(server, nodes)
     config = uvicorn.Config(
         build_app(server, lifecycle.lifespan),
         host=plan.arguments["host"],

@@ -20,6 +20,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from . import logs
+from .nodes import Closed, Nodes
 from .resolve import truthy
 from .server import Server
 
@@ -27,13 +28,15 @@ FOLLOW_WALL_S = 0.5
 # However fast virtual time runs, an idle server must stay idle.
 POLL_WALL_S = 0.05
 WARMUP_TRIES = 120
+WATCHDOG_S = 300.0
 
 
 class Lifecycle:
     """Keeps one server alive, and ends it as the real one ends."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, nodes: Nodes) -> None:
         self._server = server
+        self._nodes = nodes
         self._uvicorn: uvicorn.Server | None = None
         self._warmup = threading.Thread(target=self._run_warmup, name="warmup", daemon=True)
         self._tasks: list[asyncio.Task[None]] = []
@@ -52,7 +55,8 @@ class Lifecycle:
         ):
             self._loop.add_signal_handler(number, handler)
         self._tasks = [
-            asyncio.create_task(coroutine) for coroutine in (self._watchdog(), self._follow(), self._drain_when_told())
+            asyncio.create_task(coroutine)
+            for coroutine in (self._watchdog(), self._follow(), self._drain_when_told(), self._watch_nodes())
         ]
         self._warmup.start()
         yield
@@ -223,6 +227,28 @@ class Lifecycle:
                 )
                 self._on_sigquit()
 
+    async def _watch_nodes(self) -> None:
+        """End when another node is gone; hang when one of its ranks died and nobody there noticed."""
+        if self._server.plan.nodes == 1:
+            return
+        hangs_since: float | None = None
+        while self._watching:
+            await asyncio.sleep(max(POLL_WALL_S, self._virtual(1.0)))
+            server, now = self._server, self._server.clock.now()
+            try:
+                news = self._nodes.news()
+            except Closed as closed:
+                if self._watching:
+                    server.scheduler_exception(str(closed))
+                return
+            if news == "stuck":
+                server.scheduler.freeze()
+            busy = server.scheduler.frozen and server.scheduler.active > 0
+            hangs_since = (hangs_since if hangs_since is not None else now) if busy else None
+            if hangs_since is not None and now - hangs_since > WATCHDOG_S:
+                logs.line(f"Scheduler watchdog timeout (self.watchdog_timeout={WATCHDOG_S:.0f}, self.soft=False)")
+                self._on_sigquit()
+
     def _on_sigquit(self) -> None:
         """End as the real engine after a child failed: nothing is answered any more, then SIGKILL of everything."""
         logs.line("SIGQUIT received. signum=None, frame=None. It usually means one child failed.")
@@ -261,6 +287,7 @@ class Lifecycle:
                 break
             await asyncio.sleep(max(POLL_WALL_S, self._virtual(5.0)))
         self._watching = False
+        self._nodes.shut_down()
         server.ranks.stop_schedulers(max(1.0, self._virtual(15.0)))
         server.ranks.kill_tree(include_parent=False)
         self._leave()

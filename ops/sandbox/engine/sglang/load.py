@@ -8,16 +8,18 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from . import logs
 from .clock import Clock
 from .knobs import Knobs
+from .nodes import Closed, Nodes, NotJoined
 from .ranks import Ranks
 from .resolve import Plan, draft_context_error
 
+T = TypeVar("T")
 SHARES = {"init": 0.10, "weights": 0.45, "draft": 0.05, "kv_cache": 0.05, "graphs": 0.30, "finish": 0.05}
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacity of "
@@ -51,11 +53,12 @@ class Loaded:
 class Load:
     """One load of one server. A rank that dies in it ends the launcher, as in the real engine."""
 
-    def __init__(self, plan: Plan, ranks: Ranks, knobs: Knobs, clock: Clock, load_s: float) -> None:
+    def __init__(self, plan: Plan, ranks: Ranks, knobs: Knobs, clock: Clock, load_s: float, nodes: Nodes) -> None:
         self._plan, self._ranks, self._knobs, self._clock = plan, ranks, knobs, clock
         self._load_s = load_s
-        self._all = logs.each_rank(plan.ranks)
-        self._zero = logs.rank_prefix(0, plan.ranks)
+        self._nodes = nodes
+        self._all = logs.each_rank(plan.ranks, plan.local)
+        self._zero = logs.rank_prefix(plan.local[0], plan.ranks)
         self._deadline = clock.now()
         self._free = plan.memory.total - 0.4
 
@@ -70,6 +73,7 @@ class Load:
         self._kv_cache()
         kv_s = self._clock.now() - kv_from
         graphs = self._graphs()
+        self._with_other_nodes(lambda: self._nodes.together(self._check_ranks))
         self._finish()
         startup = {
             "load_weight": weights_s,
@@ -96,7 +100,15 @@ class Load:
         while (left := self._clock.wall_until(self._deadline)) > 0:
             time.sleep(min(left, 0.1))
             self._check_ranks()
+            self._with_other_nodes(self._nodes.check)
         self._check_ranks()
+
+    def _with_other_nodes(self, work: Callable[[], T]) -> T:
+        """Do what takes the other nodes; without one of them a scheduler fails."""
+        try:
+            return work()
+        except (Closed, NotJoined) as error:
+            self.die(str(error))
 
     def _check_ranks(self) -> None:
         dead = self._ranks.first_dead()
@@ -117,10 +129,12 @@ class Load:
         raise RuntimeError(f"rank 0 did not send SIGQUIT within {SIGQUIT_WALL_S} s after: {message}")
 
     def _init(self) -> Sequence[Mapping[str, str]]:
-        environments = self._ranks.environments()
+        own = self._ranks.environments()
         self._all("Init parallel begin.")
         if self._plan.ranks > 1:
             logs.line("sglang is using nccl==2.28.9", self._zero)
+        environments = self._with_other_nodes(lambda: self._nodes.join(own, self._check_ranks))
+        self._deadline = max(self._deadline, self._clock.now())
         self._say_nccl(environments)
         self._refuse_bad_nccl(environments)
         self._spend("init")
@@ -132,7 +146,8 @@ class Load:
     def _say_nccl(self, environments: Sequence[Mapping[str, str]]) -> None:
         """Write what NCCL_DEBUG=INFO makes NCCL write.  Source: nccl_info_ll.log."""
         host = socket.gethostname()
-        for rank, (child, environment) in enumerate(zip(self._ranks.schedulers, environments, strict=True)):
+        mine = list(zip(self._plan.local, self._ranks.schedulers, environments, strict=False))
+        for rank, child, environment in mine:  # the first ones are this node's
             if environment.get("NCCL_DEBUG") != "INFO" or self._plan.ranks < 2:
                 continue
             pid = child.process.pid
@@ -264,6 +279,8 @@ class Load:
     def _finish(self) -> None:
         self._spend("finish")
         arguments = self._plan.arguments
+        if self._plan.node_rank > 0:  # what follows is said by rank 0 alone
+            return
         logs.line(
             f"max_total_num_tokens={self._plan.memory.tokens}, "
             f"chunked_prefill_size={arguments['chunked_prefill_size']}, "

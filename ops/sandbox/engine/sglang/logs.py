@@ -23,11 +23,12 @@ def rank_prefix(rank: int, ranks: int) -> str:
     return f"TP{rank}" if ranks > 1 else ""
 
 
-def each_rank(ranks: int) -> Callable[[str], None]:
-    """Return a function that writes a line once for each rank."""
+def each_rank(ranks: int, local: range | None = None) -> Callable[[str], None]:
+    """Return a function that writes a line once for each rank (of this node)."""
+    mine = local if local is not None else range(ranks)
 
     def write(text: str) -> None:
-        raw("".join(f"{stamp(rank_prefix(rank, ranks))} {text}\n" for rank in range(ranks)))
+        raw("".join(f"{stamp(rank_prefix(rank, ranks))} {text}\n" for rank in mine))
 
     return write
 

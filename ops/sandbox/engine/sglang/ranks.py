@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,15 +34,26 @@ def setproctitle_folder() -> str:
 class Ranks:
     """The scheduler ranks and the detokenizer of one server."""
 
-    def __init__(self, ranks: int, folder: Path, base_gpu: int, withheld: Any, orphan_s: float | None) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        folder: Path,
+        base_gpu: int,
+        withheld: Any,
+        orphan_s: float | None,
+        *,
+        local: range | None = None,
+    ) -> None:
+        """``local``: which of the ranks run on this node, when not all do; only rank 0's node has a detokenizer."""
         self._withheld = withheld
-        titles = ["sglang::scheduler"] if ranks == 1 else [f"sglang::scheduler_TP{i}" for i in range(ranks)]
+        mine = local if local is not None else range(ranks)
+        titles = ["sglang::scheduler"] if ranks == 1 else [f"sglang::scheduler_TP{i}" for i in mine]
         package = setproctitle_folder()
         self.schedulers = [
-            self._start(f"scheduler_{i}", title, package, folder / "gpu" / str(base_gpu + i), orphan_s)
-            for i, title in enumerate(titles)
+            self._start(f"scheduler_{rank}", title, package, folder / "gpu" / str(base_gpu + place), orphan_s)
+            for place, (rank, title) in enumerate(zip(mine, titles, strict=True))
         ]
-        self.detokenizer = self._start("detokenizer", "sglang::detokenizer", package, None, orphan_s)
+        self._others = [self._start("detokenizer", "sglang::detokenizer", package, None, orphan_s)] if 0 in mine else []
 
     def _start(self, name: str, title: str, package: str, gpu: Path | None, orphan_s: float | None) -> Child:
         options = {
@@ -71,9 +82,9 @@ class Ranks:
 
     @property
     def children(self) -> list[Child]:
-        return [*self.schedulers, self.detokenizer]
+        return [*self.schedulers, *self._others]
 
-    def environments(self) -> list[Mapping[str, str]]:
+    def environments(self) -> Sequence[Mapping[str, str]]:
         """Return each rank's NCCL settings, as the rank itself sees them."""
         self._order("env")
         answers: list[Mapping[str, str]] = []

@@ -59,7 +59,22 @@ class Plan:
 
     @property
     def ranks(self) -> int:
+        """Ranks of all nodes."""
         return int(self.arguments["tp_size"])
+
+    @property
+    def nodes(self) -> int:
+        return int(self.arguments["nnodes"])
+
+    @property
+    def node_rank(self) -> int:
+        return int(self.arguments["node_rank"])
+
+    @property
+    def local(self) -> range:
+        """Ranks of this node.  Source: SGLang 0.5.23 srt/entrypoints/engine.py:2045 (_calculate_rank_ranges)."""
+        share = self.ranks // self.nodes
+        return range(share * self.node_rank, share * (self.node_rank + 1))
 
     @property
     def speculative(self) -> bool:
@@ -104,6 +119,7 @@ def resolve(
             "\x1b[1;33m'--disable-cuda-graph' is deprecated and will be removed in a future release. "
             "Use '--cuda-graph-backend-{decode,prefill}=disabled' instead.\x1b[0m"
         )
+    assert arguments["tp_size"] % arguments["nnodes"] == 0, "tp_size must be divisible by number of nodes"
     model = str(arguments["model_path"])
     arguments["tokenizer_path"] = arguments["tokenizer_path"] or model
     arguments["served_model_name"] = arguments["served_model_name"] or model
