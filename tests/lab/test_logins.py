@@ -19,7 +19,7 @@ from .faults import fault
 from .hosts import Host, Lab, Settings
 from .product import INSTANCE_DIR, Operator, events, links, ranks, wait_serving
 
-pytestmark = [pytest.mark.lab]
+pytestmark = pytest.mark.lab
 
 SECRET = "hf_0123456789sentinel"
 

@@ -15,7 +15,7 @@ from ops.verify import all_checks
 from .hosts import Host, Lab, Settings
 from .product import INSTANCE_DIR, PROFILE, UNIT, Answer, Operator, events, links, ranks, wait_serving
 
-pytestmark = [pytest.mark.lab]
+pytestmark = pytest.mark.lab
 
 CURRENT = f"{INSTANCE_DIR}/current"
 

@@ -19,7 +19,7 @@ from .machine import CommandFailed
 from .product import INSTANCE_DIR, PORT, PROFILE, Operator, events, links, ranks
 from .vm import Vm
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900), pytest.mark.long]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 TUNED = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "SYS"}
 SLOW = 600
