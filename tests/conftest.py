@@ -9,7 +9,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ anew; read the diff in review")
-    parser.addoption("--write-results", action="store_true", help="write docs/fault-matrix.md from what was played")
+    parser.addoption("--write-results", action="store_true", help="write the pages in docs/ that tests make")
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,12 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from matrix import check_journal, no_orphan, outside
-from rig import Rig, rig, until
+from rig import REPOSITORY, Rig, rig, until
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(3 * 3600)]
 
@@ -17,7 +18,9 @@ KILLS = 100
 SEED = 20261130
 
 
-def test_a_client_killed_at_a_hundred_random_moments_never_leaves_a_host_without_its_server(tmp_path: Path) -> None:
+def test_a_client_killed_at_a_hundred_random_moments_never_leaves_a_host_without_its_server(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     chance = random.Random(SEED)
     struck: list[str] = []
     with rig(tmp_path / "kills", f"kills-{os.getpid()}") as host:
@@ -29,6 +32,8 @@ def test_a_client_killed_at_a_hundred_random_moments_never_leaves_a_host_without
             struck.append(kill_once(host, chance, whole_s, number))
         check_journal(host.journal(), last_open=True)
     assert len(set(struck)) > 5, f"the moments were all alike: {set(struck)}"
+    if request.config.getoption("--write-results"):
+        write_document(struck)
 
 
 def kill_once(host: Rig, chance: random.Random, whole_s: float, number: int) -> str:
@@ -44,6 +49,7 @@ def kill_once(host: Rig, chance: random.Random, whole_s: float, number: int) -> 
     seen = [e for e in host.journal()[since:] if e["event"].startswith("step-")]
     where = f"{seen[-1]['event']} {seen[-1]['step']['kind']}" if seen else "before its first step"
     what = f"kill {number + 1}, {where}"
+    print(what, flush=True)
     status = host.status()
     assert len(host.engines()) <= 1, f"{what}: two servers"
     until(lambda: outside(host) != {"pending"}, f"{what}: the guard undoes it", within_s=120.0, every_s=0.1)
@@ -54,3 +60,21 @@ def kill_once(host: Rig, chance: random.Random, whole_s: float, number: int) -> 
     assert status["state"] in ("pending", "serving", "starting", "down"), f"{what}: {status['state']}"
     no_orphan(host)
     return where
+
+
+def write_document(struck: list[str]) -> None:
+    """`docs/results/kills.md`: where the client stood when it was killed."""
+    lines = [
+        "# A hundred kills",
+        "",
+        "Written by `pytest tests/sandbox/test_kills.py --write-results`; do not edit.",
+        "",
+        f"{len(struck)} clients of `ops deploy` in a row, each killed with SIGKILL at a random moment (seed {SEED}). After",
+        "each, when the guard's deadline had passed: one server, that of the last good release; never two; `ops status`",
+        "said what was true; no process and no GPU memory of another release. The last journal line before the kill:",
+        "",
+        "| where | kills |",
+        "|---|---|",
+        *(f"| {where} | {count} |" for where, count in Counter(struck).most_common()),
+    ]
+    (REPOSITORY / "docs" / "results" / "kills.md").write_text("\n".join(lines) + "\n")
