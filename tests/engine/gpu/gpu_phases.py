@@ -66,8 +66,8 @@ def stop_and_kill(lab: Lab) -> None:
     lab.once("stop", 10, partial(_stopped, lab))
     lab.once("wiring/start", START_S + 10, partial(_rewired_start, lab))
     lab.once("kill/launcher", START_S + 10, lambda: _killed(lab, lab.host.launcher))
-    lab.once("kill/rank", 10, lambda: _killed(lab, lambda: lab.host.schedulers()[0], wait=False))
     lab.once("rollback", START_S + 15, partial(_rolled_back, lab))
+    lab.once("kill/rank", 10, lambda: _killed(lab, lambda: lab.host.schedulers()[0], wait=False))
     lab.once("stop/last", 10, partial(_stopped, lab))
 
 

@@ -83,13 +83,20 @@ def _hand_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
 
 
 def _clean_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
-    for step, what in (("stop", "stop"), ("stop/last", "stop after all of it"), ("nccl/stop", "stop on two GPUs")):
+    for step, what in (
+        ("stop", "stop"),
+        ("stop/last", "stop of an engine that just lost a rank"),
+        ("nccl/stop", "stop on two GPUs"),
+    ):
         yield _claim(
             state,
             step,
             f"{what} leaves no process and no GPU memory",
-            lambda f: (
-                f["exit_code"] == 0 and f["processes"] > 0 and not f["processes_after"] and not f["after"]["left"],
+            lambda f, may_be_down=step == "stop/last": (
+                f["exit_code"] == 0
+                and (f["processes"] > 0 or may_be_down)
+                and not f["processes_after"]
+                and not f["after"]["left"],
                 f"{f['processes']} processes and {_mib(f['before'])} before, {f['processes_after']} and "
                 f"{_mib(f['after'])} after; {f['after']['left'] or 'nothing left'}",
             ),
@@ -103,7 +110,7 @@ def _clean_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
                 not f["after"]["left"] and f["processes"] > 0,
                 f"{f['processes']} processes and {_mib(f['before'])} before; after {f['after']['seconds']} s "
                 f"{f['after']['left'] or 'nothing left'}; "
-                + (f"served again after {f['serves_again_s']} s" if "serves_again_s" in f else "then a rollback"),
+                + (f"served again after {f['serves_again_s']} s" if "serves_again_s" in f else "then a stop"),
             ),
         )
     yield _claim(
