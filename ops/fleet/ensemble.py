@@ -25,6 +25,7 @@ from ops.model.result import HostResult
 
 Work = Callable[[HostSpec, Member, Reporter], HostResult]
 _POLL_S = 0.2
+_HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass
@@ -75,11 +76,13 @@ def together(hosts: Sequence[HostSpec], work: Work, reporter: Reporter) -> list[
 def _start(spec: HostSpec, work: Work, others: Sequence[socket.socket]) -> _Part:
     ours, theirs = socket.socketpair()
     parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)  # until the member can hear them
     pid = os.fork()
     if pid == 0:
         for line in (ours, *others):  # only this process' death may end the others' lines
             line.close()
         _be_member(spec, theirs, work, parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return _Part(spec, pid, ours)
 
@@ -97,6 +100,7 @@ def _be_member(spec: HostSpec, line: socket.socket, work: Work, parent: int) -> 
             signal.signal(number, interrupt)
         member = Member(line, spec.name, leader=spec.node is None or spec.node.leader)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
             die_with_parent(parent)
             result = work(spec, member, _Told(member))
         except KeyboardInterrupt:
