@@ -1,6 +1,7 @@
 """A reboot must not cost what was tuned: the story lost its NCCL variables at one, and nobody noticed for a day.
 
 If these fail, a host that an operator rebooted serves slower, serves another release, or does not serve at all.
+Case NCCL-02, with test_docker_runtime.py (`docker restart`) and test_verify.py (who is told what).
 """
 
 from pathlib import Path
