@@ -23,7 +23,12 @@ def together(command: str, members: "Sequence[HostSpec]", work: "Work", as_json:
     """Do `work` on all hosts that serve one model together, as one, and return the exit code."""
     from ops.fleet.ensemble import together as lead
 
-    return output.finish(command, lead(members, work, output.Progress()), as_json)
+    results = lead(members, work, output.Progress())
+    if not as_json:
+        for result in results:
+            for step in result.details.get("plan", ()):
+                print(f"{result.host}: {step['kind']}", *(f"{key}={value}" for key, value in step["args"].items()))
+    return output.finish(command, results, as_json)
 
 
 def run(

@@ -20,8 +20,9 @@ Message = Mapping[str, Any]
 MEETINGS = ("arm", "stop", "start", "gate", "judged", "confirm", "admit")
 """Where members meet, in order. `judged`: rank 0 has passed its gate, so the others are asked what is left of them."""
 _BACK = frozenset({"stop", "start", "gate", "judged"})
-_STOPPABLE = frozenset({"stage", "arm", "drain", "stop", "activate", "start", "gate"})
-"""Steps that end at once when another member fails. From `confirm` on a member looks only where it meets the others."""
+_STOPPABLE = frozenset({"stage", "arm", "drain", "activate", "start", "gate"})
+"""Steps that end at once when another member fails; half a stop helps nobody. From `confirm` on a member looks only
+where it meets the others."""
 
 
 class Member:
@@ -37,6 +38,7 @@ class Member:
         self._back = False
         self._whole = False
         self._stoppable = False
+        self._pending = False
         signal.signal(signal.SIGUSR1, self._told)
 
     def send(self, message: Message) -> None:
@@ -74,6 +76,8 @@ class Member:
             self.meet("judged")
         self._stoppable = together and not self._back and kind in _STOPPABLE
         try:
+            if self._pending and self._stoppable:  # told between two steps
+                self._stop()
             yield
         finally:
             self._stoppable = False
@@ -93,11 +97,15 @@ class Member:
 
     def _told(self, number: int, frame: FrameType | None) -> None:
         """Another member failed. Whoever waits for a meeting reads it there; a step that takes long ends here."""
+        self._pending = True
         if self._stoppable:
-            self._stoppable = False
-            message = self._next()
-            self.broken = str((message or {}).get("broken") or "another host failed")
-            raise PeerFailed(self.broken, host=self._host)
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stoppable = False
+        message = self._next()
+        self.broken = str((message or {}).get("broken") or "another host failed")
+        raise PeerFailed(self.broken, host=self._host)
 
     def _next(self) -> Message | None:
         """The next message; None when nobody leads any more."""

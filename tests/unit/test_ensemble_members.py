@@ -96,19 +96,21 @@ def test_rank_0_is_judged_before_the_others_are(tmp_path: Path) -> None:
     assert log.read_text().split()[0] == "a"
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.6])
 @pytest.mark.parametrize("how", ["raises", "dies", "is refused"])
-def test_a_member_that_fails_ends_the_long_step_of_the_others_at_once(how: str) -> None:
+def test_a_member_that_fails_ends_the_long_step_of_the_others_at_once(how: str, late_s: float) -> None:
     def work(spec: HostSpec, member: Member, reporter: Reporter) -> HostResult:
         member.begin("next-1")
         member.meet("ready")
         if spec.name == "b":
-            time.sleep(0.3)  # the others are in their step by now, or on their way: both must end
+            time.sleep(0.3)  # the others are in their step by now, or not yet: both must end
             if how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "is refused":
                 return done(spec, "no", code=2)
             member.going_back("the engine died")
             return done(spec, "rolled back", code=3)
+        time.sleep(late_s)
         try:
             with member.step("activate", recovering=False):
                 time.sleep(FOREVER_S)
