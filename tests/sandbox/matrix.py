@@ -357,7 +357,7 @@ def _engine_fault(rig: Rig, cell: Cell, old: str, evidence: list[str], number: i
     if not engines:
         on = old.rpartition("-")[0] if cell.going_back else "next"
         rig.box.fault(preset, on=on)
-        rig.expected_in_log = (preset, on)
+        rig.expect_in_log(preset, on)
         evidence.append(f"nothing runs here: the next start is struck by {preset} (proven by its log)")
         return
     for process in engines:

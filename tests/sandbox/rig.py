@@ -137,6 +137,7 @@ class Rig:
     clients: list[Client] = field(default_factory=list)
     last_stderr: str = ""
     expected_in_log: tuple[str, str] | None = None
+    logged_before: dict[str, int] = field(default_factory=dict)
 
     @property
     def instance(self) -> Path:
@@ -165,6 +166,11 @@ class Rig:
         lab["timeouts"] = stretched(BRIEF if timing == "brief" else TIMEOUTS)
         file.write_text(yaml.safe_dump(lab))
 
+    def expect_in_log(self, preset: str, on: str) -> None:
+        """The fault `preset` was set for a start to come; remember how long every log is."""
+        self.expected_in_log = (preset, on)
+        self.logged_before = {log.stem: log.stat().st_size for log in (self.instance / "logs").glob("*.log")}
+
     def check_engine_fault(self) -> None:
         """A fault that was set for the next start has struck: its release's log shows how it ended or stands."""
         if self.expected_in_log is None:
@@ -177,10 +183,16 @@ class Rig:
             release = claimed[0]["claimed_by"]
         else:
             release = next(r.name for r in (self.instance / "releases").iterdir() if r.name.startswith(f"{on}-"))
-        log = (self.instance / "logs" / f"{release}.log").read_text(errors="replace")
-        last = log.rpartition("== ops start ")[2] if preset == "hang-during-load" else log
-        sign = {"crash-during-load": "SIGQUIT", "hang-during-load": "Load weight end"}[preset]
-        assert sign in last, f"{preset} left no {sign!r} in the log of {release}"
+        log = (
+            (self.instance / "logs" / f"{release}.log")
+            .read_bytes()[self.logged_before.get(release, 0) :]
+            .decode(errors="replace")
+        )
+        if preset == "hang-during-load":
+            last = log.rpartition("== ops start ")[2]
+            assert "Load weight end" in last and "ready to roll" not in last, f"{release} does not hang in its load"
+        else:
+            assert "Received sigquit from a child process" in log, f"{preset} left no trace in the log of {release}"
 
     def close(self) -> None:
         for client in self.clients:
