@@ -26,7 +26,7 @@ def transaction(run: Run, plan: Plan, *, command: str, purpose: Purpose, release
     with interrupts() as signals:
         try:
             if run.peers is not None:
-                run.peers.begin(release)
+                run.peers.begin()
             run.journal(
                 "run-started",
                 command=command,

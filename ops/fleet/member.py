@@ -34,9 +34,9 @@ class Member:
         self._host = host
         self._leader = leader
         self._rest = b""
-        self._candidate = ""
         self._back = False
-        self._whole = False
+        self._whole = False  # all have confirmed
+        self._alone = False  # this one has; whether all have is not known
         self._stoppable = False
         self._pending = False
         signal.signal(signal.SIGUSR1, self._told)
@@ -61,9 +61,9 @@ class Member:
             raise PeerFailed("the command that led all hosts ended", host=self._host)
         return {self._host: word}  # on the way back each does what it can
 
-    def begin(self, release: str) -> None:
+    def begin(self) -> None:
         if not self._back:
-            self._candidate, self._whole = release, False
+            self._whole = self._alone = False
 
     @contextmanager
     def step(self, kind: str, *, recovering: bool) -> Iterator[None]:
@@ -71,7 +71,8 @@ class Member:
         together = self._back or not recovering
         if together and kind in (_BACK if self._back else MEETINGS):
             self.meet(kind)
-            self._whole = self._whole or (kind == "admit" and not self._back)
+            if kind == "admit":
+                self._whole, self._alone = True, False
         if together and kind == "gate" and not self._leader:
             self.meet("judged")
         self._stoppable = together and not self._back and kind in _STOPPABLE
@@ -79,6 +80,10 @@ class Member:
             if self._pending and self._stoppable:  # told between two steps
                 self._stop()
             yield
+            if self._back:
+                self._alone = self._alone and kind != "start"
+            else:
+                self._alone = self._alone or (together and kind == "confirm")
         finally:
             self._stoppable = False
         if together and kind == "gate" and self._leader:
@@ -92,8 +97,8 @@ class Member:
             self._back = True
             self.send({"back": reason})
 
-    def may_admit(self, release: str) -> bool:
-        return not (self.broken and release == self._candidate)
+    def may_admit(self) -> bool:
+        return not self._alone
 
     def _told(self, number: int, frame: FrameType | None) -> None:
         """Another member failed. Whoever waits for a meeting reads it there; a step that takes long ends here."""

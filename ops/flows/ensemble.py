@@ -35,7 +35,7 @@ def transact(run: Run, plan: Plan, *, command: str, purpose: Purpose, release: s
     try:
         transaction(run, plan, command=command, purpose=purpose, release=release)
     except Interrupted as error:
-        if run.peers is None or not run.peers.broken or not _committed(run, release, before):
+        if run.peers is None or not run.peers.broken or not _committed(run, release):
             raise
         interrupted = error
     if run.peers is None or not run.peers.broken:
@@ -47,16 +47,19 @@ def transact(run: Run, plan: Plan, *, command: str, purpose: Purpose, release: s
     raise RolledBack(f"{run.peers.broken}, {words}", hint=f"ops history --host {host}", host=host)
 
 
-def _committed(run: Run, release: str, before: str | None) -> bool:
+def _committed(run: Run, release: str) -> bool:
+    """Whether the run that just ended passed its commit point."""
     try:
-        return before != release and Links.of(run.observe()).last_good == release
+        journal = run.observe()["journal"]
     except OpsError:
         return False
+    mine = [event for event in journal if event.get("run") == run.identity.run]
+    return any(event["event"] == "committed" and event["release"] == release for event in mine)
 
 
 def _back_with_the_others(run: Run, release: str, before: str | None, why: str) -> None:
     host = run.host.name
-    if before is None or before == release:
+    if before is None:
         raise Unsafe(
             f"{why}. {release} is confirmed here but not on every host, and nothing else was good here before; it "
             "takes no traffic",

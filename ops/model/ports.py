@@ -61,8 +61,8 @@ class Peers(Protocol):
         """Wait until every member is at `point`; what each of them said, by host. Raises: PeerFailed."""
         ...
 
-    def begin(self, release: str) -> None:
-        """A transaction begins that makes `release` serve."""
+    def begin(self) -> None:
+        """A transaction begins."""
         ...
 
     def step(self, kind: str, *, recovering: bool) -> AbstractContextManager[None]:
@@ -73,8 +73,8 @@ class Peers(Protocol):
         """This member failed, or was told that another did: from here on it undoes."""
         ...
 
-    def may_admit(self, release: str) -> bool:
-        """Whether traffic may go to `release`: not to a candidate that another member has given up."""
+    def may_admit(self) -> bool:
+        """Whether traffic may come: not while the release is confirmed here but may not be on every host."""
         ...
 
 

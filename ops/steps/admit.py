@@ -9,7 +9,7 @@ from ops.run import Run
 def do(run: Run, *, release: str) -> dict[str, Any]:
     if run.host.spec.node is not None and follows(run.manifest(release)):
         return {"release": release, "admitted": False, "why": "requests go to rank 0"}
-    if run.peers is not None and not run.peers.may_admit(release):
+    if run.peers is not None and not run.peers.may_admit():
         return {"release": release, "admitted": False, "why": run.peers.broken}
     run.router.admit(run.host, release)
     return {"release": release}

@@ -56,7 +56,7 @@ class Pair(Fleet):
             os.kill(pid, signal.SIGSTOP)  # nobody gets to notice that another one is gone
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        client.process.wait()
+        assert client.wait().code == -signal.SIGKILL
 
     def engine_titles(self, name: str) -> list[str]:
         """Launchers and ranks that live on a host."""

@@ -264,6 +264,7 @@ def test_a_killed_command_is_undone_by_its_hosts_processes_while_they_live(hosts
     client.signal(signal.SIGKILL)
 
     until(lambda: all(hosts.journal(n)[-1]["event"] == "run-ended" for n in BOTH), "both restored", within_s=120)
+    assert client.wait().code == -signal.SIGKILL
 
     assert [hosts.journal(name)[-1]["outcome"] for name in BOTH] == ["interrupted"] * 2
     assert links(hosts) == before
@@ -326,6 +327,20 @@ def test_a_release_that_only_one_host_could_confirm_is_taken_back_on_both(hosts:
     other = next(host for host in BOTH if host != name)
     committed = [e for e in hosts.journal(other)[since:] if e["event"] == "committed"]
     assert committed[0]["release"].startswith("third-"), "the other one had confirmed"
+    assert (done.code, outcomes(done)) == (3, [("rolled-back", 3)] * 2), done.stderr
+    assert links(hosts) == before
+    assert serves(hosts, "good")
+
+
+def test_a_restart_that_only_one_host_could_confirm_ends_with_both_serving(hosts: Pair) -> None:
+    before = links(hosts)
+    since = len(hosts.journal("first"))
+    client = hosts.start("restart")
+    hosts.wait_for("first", "step-started", "gate", since)
+    spoil_confirmation(hosts, "second")
+
+    done = client.wait(within_s=300)
+
     assert (done.code, outcomes(done)) == (3, [("rolled-back", 3)] * 2), done.stderr
     assert links(hosts) == before
     assert serves(hosts, "good")

@@ -100,7 +100,7 @@ def test_rank_0_is_judged_before_the_others_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["raises", "dies", "is refused"])
 def test_a_member_that_fails_ends_the_long_step_of_the_others_at_once(how: str, late_s: float) -> None:
     def work(spec: HostSpec, member: Member, reporter: Reporter) -> HostResult:
-        member.begin("next-1")
+        member.begin()
         member.meet("ready")
         if spec.name == "b":
             time.sleep(0.3)  # the others are in their step by now, or not yet: both must end
@@ -116,7 +116,7 @@ def test_a_member_that_fails_ends_the_long_step_of_the_others_at_once(how: str, 
                 time.sleep(FOREVER_S)
         except PeerFailed as error:
             member.going_back(str(error))
-            return done(spec, error.message, code=3, broken=member.broken, admit=member.may_admit("next-1"))
+            return done(spec, error.message, code=3, broken=member.broken, admit=member.may_admit())
         return done(spec)
 
     begun = time.monotonic()
@@ -129,7 +129,7 @@ def test_a_member_that_fails_ends_the_long_step_of_the_others_at_once(how: str, 
         "is refused": "b: no",
     }[how]
     assert [(r.message, r.exit_code) for r in results if r.host != "b"] == [(reason, 3)] * 2
-    assert all(r.details == {"broken": reason, "admit": False} for r in results if r.host != "b")
+    assert all(r.details == {"broken": reason, "admit": True} for r in results if r.host != "b")
     assert results[1].exit_code == {"raises": 3, "dies": 4, "is refused": 2}[how]
 
 
@@ -215,14 +215,41 @@ def test_interrupted_before_its_work_a_member_says_so() -> None:
 
 def test_a_release_that_all_have_confirmed_may_be_admitted_whatever_fails_afterwards() -> None:
     def work(spec: HostSpec, member: Member, reporter: Reporter) -> HostResult:
-        member.begin("next-1")
+        member.begin()
         for kind in ("confirm", "admit"):
             with member.step(kind, recovering=False):
                 pass
         member.going_back("the disk is full")
-        return done(spec, broken=member.broken, admit=member.may_admit("next-1"))
+        return done(spec, broken=member.broken, admit=member.may_admit())
 
     assert [r.details for r in together(MEMBERS, work, Said())] == [{"broken": "", "admit": True}] * 3
+
+
+def test_what_only_some_have_confirmed_takes_no_traffic_until_it_was_started_anew_together() -> None:
+    def work(spec: HostSpec, member: Member, reporter: Reporter) -> HostResult:
+        member.begin()
+        found = []
+        try:
+            with member.step("confirm", recovering=False):
+                if spec.name == "b":
+                    raise PeerFailed("its guard was faster")
+            found.append(member.may_admit())
+            with member.step("admit", recovering=False):
+                pass
+        except PeerFailed as error:
+            member.going_back(error.message)
+        member.begin()
+        for kind in ("stop", "start", "gate", "confirm", "admit"):
+            with member.step(kind, recovering=False):
+                found.append(member.may_admit())
+        return done(spec, found=found, broken=member.broken)
+
+    a, b, c = together(MEMBERS, work, Said())
+
+    assert b.details["found"] == [True] * 5
+    for result in (a, c):
+        assert result.details["broken"] == "b: its guard was faster"
+        assert result.details["found"] == [False, False, False, True, True, True]
 
 
 def test_a_bug_in_one_members_work_is_shown_and_sends_the_others_back() -> None:
