@@ -4,6 +4,7 @@ Invariant: when `transaction` returns or raises anything but `Unsafe`, the host 
 means that the guard will act, or that a person must look.
 """
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -199,9 +200,9 @@ def _unsafe(run: Run, error: OpsError, text: str) -> Unsafe:
     return Unsafe(f"{what} {words}", hint=hint, host=host)
 
 
-def end(run: Run, outcome: str, exit_code: int) -> None:
-    """Close the run in the journal."""
-    run.journal("run-ended", outcome=outcome, exit_code=exit_code, phases=run.seconds)
+def end(run: Run, outcome: str, exit_code: int, *, also: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Close the run in the journal. also: the ends of other runs that this one settled."""
+    run.journal("run-ended", outcome=outcome, exit_code=exit_code, phases=run.seconds, also=also)
 
 
 def left_to_guard(run: Run, why: str) -> Unsafe:

@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,8 +140,12 @@ class Run:
         self.armed = True
         self.deadline = time.monotonic() + wall_s
 
-    def journal(self, event: str, *, fenced: bool = True, **fields: Any) -> None:
-        self.call("journal.append", event={"run": self.identity.run, "event": event, **fields}, fenced=fenced)
+    def journal(
+        self, event: str, *, fenced: bool = True, also: Sequence[Mapping[str, Any]] = (), **fields: Any
+    ) -> None:
+        """Append a line of this run. also: lines of other runs, written with it or not at all."""
+        own = {"run": self.identity.run, "event": event, **fields}
+        self.call("journal.append", event=own, also=list(also), fenced=fenced)
 
     def meet(self, point: str, word: str = "") -> Mapping[str, str]:
         """What every host that serves this model says at `point`, by host; alone: what this one says."""

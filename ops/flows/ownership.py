@@ -180,9 +180,8 @@ def _settle(run: Run, dead_runs: Sequence[str]) -> None:
 
 
 def _close(run: Run, dead_runs: Sequence[str], found: Recovery) -> None:
-    end(run, "settled", 0)
+    """End this run and the dead ones in one write: a client that dies here leaves all of them open, or none."""
     outcome = "finished" if found.committed else "undone" if found.plan.steps else "abandoned"
-    for dead_run in dead_runs:
-        event = {"run": dead_run, "event": "run-ended", "outcome": outcome, "by": run.identity.run}
-        run.call("journal.append", event=event, fenced=False)
+    ended = {"event": "run-ended", "outcome": outcome, "by": run.identity.run}
+    end(run, "settled", 0, also=[{"run": dead_run, **ended} for dead_run in dead_runs])
     run.say(f"what {', '.join(dead_runs)} left is {outcome}")

@@ -21,14 +21,16 @@ def path_of(instance_dir):
     return os.path.join(instance_dir, "journal.jsonl")
 
 
-def append(emit, *, instance_dir, event, fenced=True):
-    """Append `event`. Fenced: refuses when the event's run no longer owns the lock (the guard or another client
-    acted)."""
+def append(emit, *, instance_dir, event, also=(), fenced=True):
+    """Append `event`, and in the same write the events `also`: whoever reads sees all of them or none.
+
+    Fenced: refuses when the event's run no longer owns the lock (the guard or another client acted).
+    """
     if fenced:
         lock.require(instance_dir, event["run"])
     if any(_same(old, event) for old in tail(instance_dir)[-_REPEATED_WITHIN:]):
         return {"appended": False}
-    write(instance_dir, event)
+    write(instance_dir, event, *also)
     return {"appended": True}
 
 
@@ -36,9 +38,10 @@ def _same(old, event):
     return {key: value for key, value in old.items() if key != "at"} == event
 
 
-def write(instance_dir, event):
-    """Append one line. A line of the way back may use the reserve; one that begins something new may not."""
-    line = json.dumps({"at": round(time.time(), 3), **event}, separators=(",", ":")) + "\n"
+def write(instance_dir, event, *also):
+    """Append a line an event. A line of the way back may use the reserve; one that begins something new may not."""
+    at = round(time.time(), 3)
+    line = "".join(json.dumps({"at": at, **e}, separators=(",", ":")) + "\n" for e in (event, *also))
     forward = event["event"] in ("run-started", "step-started") and not event.get("recovery")
     if forward:
         _append(instance_dir, line)

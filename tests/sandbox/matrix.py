@@ -573,7 +573,7 @@ def check_journal(events: list[dict[str, Any]], *, last_open: bool = False) -> N
         ended = [e for e in own if e["event"] in ("run-ended", "restored", "confirmed-late")]
         if not ended and last_open and run == newest:
             continue
-        assert ended, f"run {run} was never ended"
+        assert ended, f"run {run} was never ended: {[(e['event'], e.get('step', {}).get('kind')) for e in own]}"
         by_itself = ended[0]["event"] == "run-ended" and "by" not in ended[0]
         still_open = sorted(set(started) - set(closed))
         if by_itself and ended[0]["outcome"] == "done":

@@ -106,6 +106,15 @@ def test_a_repeated_line_is_written_once(instance: str) -> None:
     assert len(journal.tail(instance)) == 1
 
 
+def test_the_ends_of_several_runs_are_one_write(instance: str) -> None:
+    """A client that settles a dead run and dies between two lines would leave one of them open for ever."""
+    lock.acquire(emit, instance_dir=instance, owner=owner("r2"))
+    own, dead = {"run": "r2", "event": "run-ended"}, {"run": "r1", "event": "run-ended", "by": "r2"}
+    for _ in range(2):
+        journal.append(emit, instance_dir=instance, event=own, also=[dead])
+    assert [(e["run"], e.get("by")) for e in journal.tail(instance)] == [("r2", None), ("r1", "r2")]
+
+
 def test_a_torn_line_swallows_nothing(instance: str) -> None:
     Path(journal.path_of(instance)).write_text('{"at": 1, "ev')
     journal.write(instance, {"run": "r1", "event": "restored"})
