@@ -10,9 +10,10 @@ from ops.remote import containers, facts, guard, lifecycle, machine, processes, 
 
 _SET_LINE = re.compile(
     r"^(?P<host>\S+?):(?P<pid>\d+):\d+ \[(?P<gpu>\d+)\] NCCL INFO (?P<name>NCCL_[A-Z0-9_]+) "
-    r"set by environment to (?P<value>.*?)\.?\s*$"
+    r"set by environment to (?P<value>\S*?)\.?\s*$"
 )
-"""Source: NCCL 2.27 with NCCL_DEBUG=INFO, tests/recordings/sglang-0.5.17-h200/nccl_info_ll.log."""
+"""Source: NCCL 2.28 with NCCL_DEBUG=INFO, recordings nccl_info_ll.log and nccl_blocks_ll.log of SGLang 0.5.17. A rank's
+output comes in blocks that end amid a line, so what is taken for a value must not hold a space."""
 _LIMITS = {"Max locked memory": "memlock", "Max open files": "nofile"}
 
 

@@ -1,4 +1,4 @@
-"""The whole product against the real SGLang on a GPU: every claim of `gpu/gpu_report.py`.
+"""The whole product against the real SGLang on a GPU: every claim of `gpu/gpu_claims.py`.
 
 If this fails, what the README promises does not hold on the machines it is made for. Half an hour:
 `OPS_LAB_ENGINE_PYTHON=<a Python with SGLang> make test-engine-gpu`; see gpu/README.md.
@@ -16,12 +16,12 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent / "gpu"))
 
-import gpu_report
+import gpu_claims
 from gpu_main import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(7200)]
 
-CLAIMS = [words for words, _, _ in gpu_report.claims({})]
+CLAIMS = [words for words, _, _ in gpu_claims.claims({})]
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parent / "gpu"))
 import by_hand
 import gpu_phases as phases
 import gpu_report
+import nccl_words
 from gpu_lab import Findings, Lab, of_one_gpu
 from gpu_main import Machine, go_through, pin
 
@@ -33,10 +34,11 @@ LIFTED = {
 class Rehearsed(Machine):
     """Sandboxes with the simulated engine in the place of GPUs; each shows GPUs of its own."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, side_by_side: bool) -> None:
         found = Findings(folder / "state.json", time.monotonic() + 1500)
         super().__init__(argparse.Namespace(work=folder), found, folder / "no-nvidia-smi")
         self.count = count
+        self.side_by_side = side_by_side
 
     def look(self) -> bool:
         """The machine is looked at before its hosts are up; here the first host brings nvidia-smi and the engine."""
@@ -69,10 +71,10 @@ class Rehearsed(Machine):
         return lab
 
 
-@pytest.fixture(params=[1, 2], ids=["one GPU", "two GPUs"])
+@pytest.fixture(params=[(1, False), (2, False), (2, True)], ids=["one GPU", "two GPUs", "side by side"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsed]:
     monkeypatch.setattr(by_hand, "ROUNDS", 1)
-    made = Rehearsed(tmp_path, request.param)
+    made = Rehearsed(tmp_path, *request.param)
     made.found.write = lambda: gpu_report.write(made.found.state, made.found.failures, tmp_path / "results")
     yield made
     for lab in made.labs:
@@ -84,7 +86,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_phase_runs_through_and_the_claims_that_need_no_gpu_hold(machine: Rehearsed, tmp_path: Path) -> None:
-    complete = go_through(machine, list(phases.PHASES))
+    complete = go_through(machine, list(phases.PHASES), side_by_side=machine.side_by_side)
     assert machine.found.failures == {}
     assert complete
     document = json.loads((tmp_path / "results/engine-gpu.json").read_text())
@@ -97,7 +99,7 @@ def test_every_phase_runs_through_and_the_claims_that_need_no_gpu_hold(machine: 
     assert wrong == []
     page = (tmp_path / "results/engine-gpu.md").read_text()
     assert "| 5 | 0 | deployed |" in page
-    if machine.count == 2:
+    if machine.side_by_side:
         assert {row["host"] for row in document["commands"]} == {"gpu-lab", "gpu-lab-second", "gpu-lab-both"}
 
 
@@ -135,3 +137,16 @@ def test_a_page_holds_no_log_and_repeated_commands_are_one_row(tmp_path: Path) -
     assert "AssertionError: it hangs" in page and "a line of a log" not in page
     assert "| gpu-lab | `ops status` x 2 | 0 | 2.1 to 2.6 |" in page
     assert "a line of a log" in json.loads((tmp_path / "engine-gpu.json").read_text())["failures"]["nccl"]
+
+
+def test_words_of_nccl_are_read_from_a_log_whose_blocks_end_amid_a_line() -> None:
+    recordings = real_host.REPOSITORY / "tests/recordings/sglang-0.5.17-h200"
+    start = nccl_words.recorded_start(recordings / "nccl_blocks_ll.log")
+    first, second = (set(start["nccl_says"][gpu]) for gpu in "01")
+    held = start["ranks"]["sglang::scheduler_TP1"]
+    assert start["nccl_says"]["1"] == {name: value for name, value in held.items() if name != "NCCL_DEBUG"}
+    assert second - first == {"NCCL_ALGO", "NCCL_NTHREADS", "NCCL_PROTO"}  # still in rank 0's buffer
+    assert (
+        nccl_words.said("h:1:1 [0] NCCL INFO NCCL_PROTO set by environment to Lh:2:2 [1] NCCL INFO x")["nccl_says"]
+        == {}
+    )

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import engine_results as results
+import gpu_claims
 import gpu_phases as phases
 import gpu_report
 import real_host
@@ -33,9 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     earlier = json.loads(options.earlier.read_text()) if options.earlier else None
     found.write = lambda: gpu_report.write(found.state, found.failures, options.out, earlier)
     machine = Machine(options, found, Path(nvidia_smi))
-    complete = go_through(machine, options.phases)
+    complete = go_through(machine, options.phases, side_by_side=options.side_by_side)
     found.write()
-    for words, holds, seen in gpu_report.claims(found.state):
+    for words, holds, seen in gpu_claims.claims(found.state):
         print(f"{ {True: 'yes', False: 'NO ', None: '-  '}[holds] } {words}: {seen[:200]}")
     print(f"{time.monotonic() - begun:.0f} s; results in {options.out}")
     if options.down:
@@ -43,12 +44,12 @@ def main(argv: list[str] | None = None) -> int:
             lab.host.box.down()
     if not complete:
         return MORE
-    bad = found.failures or any(holds is not True for _, holds, _ in gpu_report.claims(found.state))
+    bad = found.failures or any(holds is not True for _, holds, _ in gpu_claims.claims(found.state))
     return 1 if bad else 0
 
 
 class Machine:
-    """The hosts of a run: one that sees all GPUs or, with two GPUs, two that see one each, and then one for both."""
+    """The hosts of a run: one that sees all GPUs or, side by side, two that see one each, and then one for both."""
 
     def __init__(self, options: argparse.Namespace, found: Findings, nvidia_smi: Path) -> None:
         self.options = options
@@ -90,13 +91,18 @@ class Machine:
         return lab
 
 
-def go_through(machine: Machine, names: Sequence[str]) -> bool:
-    """Do the phases, side by side where there are two GPUs. False when there is more to do than there is time."""
-    found, indices = machine.found, machine.gpus()
-    if len(indices) < 2:
-        lab = machine.whole()
-        return all([machine.look(), *(_phase(lab, name) for name in names if name != "nccl")])
+def go_through(machine: Machine, names: Sequence[str], *, side_by_side: bool = False) -> bool:
+    """Do the phases. False when there is more to do than there is time."""
+    indices = machine.gpus()
     done = [machine.look()]
+    if side_by_side and len(indices) > 1:
+        return all([*done, *_two_lanes(machine, names, indices)])
+    lab = machine.whole()
+    return all([*done, *(_phase(lab, name) for name in names if name != "nccl" or len(indices) > 1)])
+
+
+def _two_lanes(machine: Machine, names: Sequence[str], indices: Sequence[str]) -> list[bool]:
+    """Two hosts with one GPU each at the same time, then one host with both."""
     makers = (
         lambda: machine.one_gpu(indices[0], "gpu-lab", ""),
         lambda: machine.one_gpu(indices[1], "gpu-lab-second", "second/"),
@@ -105,17 +111,14 @@ def go_through(machine: Machine, names: Sequence[str]) -> bool:
         lanes = zip(makers, phases.SIDE_BY_SIDE, strict=True)
         running = [pool.submit(_lane, make, [name for name in lane if name in names]) for make, lane in lanes]
         both = pool.submit(machine.whole, "gpu-lab-both")
-        done += [lane.result() for lane in running]
+        done = [lane.result() for lane in running]
     if "nccl" in names:
-        done.append(found.attempt("nccl", lambda: nccl(machine, both.result())))
-    return all(done)
-
-
-def nccl(machine: Machine, both: Lab) -> None:
-    for lab in machine.labs:
-        if lab is not both:
-            share_kernels(lab, both)
-    phases.nccl(both)
+        lab = both.result()
+        for other in machine.labs:
+            if other is not lab:
+                share_kernels(other, lab)
+        done.append(_phase(lab, "nccl"))
+    return done
 
 
 def _phase(lab: Lab, name: str) -> bool:
@@ -146,7 +149,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=results.RESULTS, help="where the results are written")
     parser.add_argument("--budget-s", type=float, default=7200, help="begin nothing that would take longer than this")
     parser.add_argument("--phases", type=_phases, default=list(phases.PHASES), help=f"of {','.join(phases.PHASES)}")
-    parser.add_argument("--earlier", type=Path, help="engine-gpu.json of an earlier run; its table becomes a section")
+    parser.add_argument(
+        "--side-by-side", action="store_true", help="one host on each of two GPUs: shorter, and the speeds suffer"
+    )
+    parser.add_argument("--earlier", type=Path, help="engine-gpu.json of an earlier run; it becomes a section")
     parser.add_argument("--down", action="store_true", help="remove the host at the end")
     found = parser.parse_args(argv)
     found.work = found.work.resolve()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import engine_results as results
+import nccl_words
 import real_host
 from by_hand import compared
 from gpu_lab import Findings, Lab, gpus, memory, metrics
@@ -21,7 +22,6 @@ WRONG_IDS = [1, 3, 4]
 START_S, FIRST_START_S, GATE_S = 40.0, 110.0, 20.0
 """What a step takes on an H200, seconds: an engine's start (the first compiles kernels), and a gate."""
 GRAPH = re.compile(r"Capture (?P<what>.*?) (?:CUDA|cuda) graph end.*?elapsed=(?P<s>[\d.]+) s, mem usage=(?P<gb>[\d.]+)")
-SET_BY = re.compile(r"\[(?P<gpu>\d+)\] NCCL INFO (?P<name>NCCL_\w+) set by environment to (?P<value>.*?)\.?$")
 
 
 def machine(found: Findings, engine_python: Path, nvidia_smi: Path) -> None:
@@ -211,20 +211,15 @@ def _rolled_back(lab: Lab) -> dict[str, Any]:
 
 
 def _nccl_set(lab: Lab, profile: str) -> dict[str, Any]:
-    return {**_deployed(lab, profile, lab.lifted), **_nccl_proof(lab)}
-
-
-def _nccl_proof(lab: Lab) -> dict[str, Any]:
-    """Each rank's NCCL variables as its process holds them, and as NCCL itself says that it read them."""
-    ranks = {}
-    for pid in lab.host.schedulers():
-        held = [entry.decode() for entry in real_host.environ(pid) or [] if entry.startswith(b"NCCL_")]
-        ranks[real_host.title(pid)] = dict(sorted(entry.split("=", 1) for entry in held))
-    text = lab.host.engine_log().read_text(errors="replace").rpartition("== ops start ")[2]
-    said: dict[str, dict[str, str]] = {}
-    for line in text.splitlines():
-        if found := SET_BY.search(line):
-            said.setdefault(found["gpu"], {})[found["name"]] = found["value"].strip()
-    version = re.search(r"NCCL version (\S+)", text)
-    verify = metrics(lab.get("/metrics"), "sglang:forward_execution_seconds_total", "category")
-    return {"ranks": ranks, "nccl_says": said, "nccl_version": version and version[1], "device_timer_s": verify}
+    """Deploy, and read each rank's NCCL variables as its process holds them, and as NCCL says that it read them."""
+    # In a file of its own NCCL writes by the line; on a log's pipe by blocks of 4096 bytes, the last of them never.
+    file = {"OPS_ENV__NCCL_DEBUG_FILE": str(lab.host.project / "nccl.%p.log")}
+    found = _deployed(lab, profile, {**lab.lifted, **file})
+    ranks = {pid: real_host.title(pid) for pid in lab.host.schedulers()}
+    texts = [lab.host.engine_log().read_text(errors="replace").rpartition("== ops start ")[2]]
+    for pid in ranks:
+        if (own := lab.host.project / f"nccl.{pid}.log").exists():
+            texts.append(own.read_text(errors="replace"))
+    spent = metrics(lab.get("/metrics"), "sglang:forward_execution_seconds_total", "category")
+    held = {title: nccl_words.held(real_host.environ(pid) or []) for pid, title in ranks.items()}
+    return {**found, "ranks": held, **nccl_words.said("\n".join(texts)), "device_timer_s": spent}
