@@ -88,6 +88,12 @@ _RULES = (
         "compare the draft's hidden size and layer ids with the target: ops profile show",
     ),
     _Rule(
+        "container-refused",
+        re.compile(r"docker: (Error response from daemon: .*)"),
+        "Docker did not start the container: {0}",
+        "ask Docker on the host: docker info, docker ps --all; `ops verify` compares image and container",
+    ),
+    _Rule(
         "too-many-arguments-unset",
         re.compile(r"TypeError: '>' not supported between instances of 'NoneType' and 'int'"),
         "speculative-num-steps was set without topk and draft tokens",

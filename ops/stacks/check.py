@@ -24,6 +24,8 @@ class Checked:
 def check(project: Path, stack: Stack, *, read_digest: ReadDigest | None, say: Say) -> Checked:
     """Judge one stack. Args: read_digest: None leaves out everything that needs a package index or a registry."""
     found = read_lock(project, stack.name)
+    if found is None and not stack.requirements:
+        return Checked(stack.name, summary="nothing to lock: its environment is made elsewhere")
     if found is None:
         return Checked(stack.name, ("it has no lock",))
     lock, digest = found

@@ -18,7 +18,7 @@ from .hosts import Host
 from .machine import REPOSITORY, CommandFailed
 from .product import INSTANCE_DIR, Answer, Operator, events, links
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500), pytest.mark.long]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 
 SCALE = 10.0
 WHY = "the fleet's tests are about hosts and traffic, not about figures"

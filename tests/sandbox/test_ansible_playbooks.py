@@ -10,7 +10,7 @@ import pytest
 import yaml
 from fleet_rig import PLAYBOOKS, Fleet, files, fleet
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(1200), pytest.mark.long]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

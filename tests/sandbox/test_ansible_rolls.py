@@ -13,7 +13,7 @@ from rig import BRIEF, Done, until
 
 from tests.fleet_load import Load
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(900), pytest.mark.long]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from fleet_rig import Fleet, fleet
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(1200), pytest.mark.long]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(1200)]
 
 KEY = "key-5en7ine1-a1b2c3d4e5"
 TOKEN = "hub-5en7ine1-f6a7b8c9d0"

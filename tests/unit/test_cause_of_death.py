@@ -13,3 +13,11 @@ def test_the_cause_is_found_at_once_beside_the_line_of_all_arguments() -> None:
     cause = cause_of_death([ARGUMENTS, "[2026-11-30 12:22:13 TP0] Load weight begin.", *["x" * 20_000] * 3])
     assert cause.name == "unknown"
     assert time.process_time() - begun < 0.5
+
+
+def test_a_container_that_docker_refuses_is_named_with_dockers_own_words() -> None:
+    """Docker's command line prints this and ends; no engine ran, so nothing else tells."""
+    line = 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'
+    cause = cause_of_death([line, "", "Run 'docker run --help' for more information"])
+    assert cause.name == "container-refused"
+    assert 'could not select device driver "" with capabilities: [[gpu]]' in cause.message

@@ -257,6 +257,13 @@ def test_a_shipped_lock_pins_every_file_says_no_address_and_is_the_stacks(name: 
     assert load_stack(SHIPPED, name).lock_sha256 == digest
 
 
+def test_every_shipped_stack_that_asks_for_packages_has_a_lock_and_the_others_need_none() -> None:
+    for name in names_in(SHIPPED, "stack"):
+        found = check(SHIPPED, load_stack(SHIPPED, name), read_digest=None, say=print)
+        assert found.problems == (), name
+        assert ("nothing to lock" in found.summary) == (name not in SHIPPED_STACKS)
+
+
 def test_no_shipped_base_image_has_a_digest_that_nobody_read() -> None:
     for name in names_in(SHIPPED, "stack"):
         base = load_stack(SHIPPED, name).base
