@@ -29,9 +29,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# Fast tiers side by side; what measures speed runs alone, on a quiet machine.
+# Most tests wait more than they work, so three at a time; what measures speed runs alone, on a quiet machine.
 test: lint
-	$(PYTEST) -n 2 --dist loadgroup -m "not timing and not long and not engine and not gpu"
+	$(PYTEST) -n 3 --dist loadgroup -m "not timing and not long and not engine and not gpu"
 	$(PYTEST) -m "timing and not long and not engine and not gpu"
 
 test-unit: $(VENV)/.test
