@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/pytest
 
-.PHONY: demo test test-unit test-long test-engine-cpu test-engine-gpu lint lab lab-down lock clean
+.PHONY: demo docs test test-unit test-long test-engine-cpu test-engine-gpu lint lab lab-down lock clean
 
 $(VENV)/.run: requirements/run.txt pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "python 3.11, 3.12 or 3.13 is needed, this is %d.%d; set PYTHON=" % v)'
@@ -22,6 +22,11 @@ demo: $(VENV)/.run
 	$(BIN)/ops sandbox up
 	$(BIN)/ops deploy --profile eagle3-2step
 	$(BIN)/ops status
+
+# The pages that are made from the code.
+docs: $(VENV)/.run
+	$(BIN)/python -m typer ops.cli.app utils docs --name ops --title "The commands" --output docs/commands.md
+	$(BIN)/python -m ops.config.reference docs/profiles.md
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -153,7 +153,7 @@ def test_render_gives_the_files_of_the_library(ops: Ops, project: Path) -> None:
 def test_the_table_of_keys_in_the_docs_is_current(repository: Path) -> None:
     text = (repository / "docs" / "profiles.md").read_text()
 
-    assert with_table(text) == text, "run: python -m ops.config.reference docs/profiles.md"
+    assert with_table(text) == text, "run: make docs"
     assert "| `speculation.draft_tokens` |" in text
 
 
