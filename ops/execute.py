@@ -11,7 +11,7 @@ from typing import Any
 from ops.errors import ConnectionLost, GuardActed, HostError, Interrupted, OpsError, RolledBack, Unsafe
 from ops.interrupts import Interrupts, interrupts
 from ops.model.plan import Plan, Purpose, Step
-from ops.model.state import Links, armed, confirmed, last_committed, profile_name, story
+from ops.model.state import Links, armed, confirmed, last_committed, last_step, profile_name, story
 from ops.planner import Recovery, guard_deadline_s, recovery, way_back
 from ops.restored import after_guard
 from ops.run import Run, observe
@@ -131,6 +131,8 @@ def recover(run: Run) -> Recovery:
     facts = run.observe()
     if (facts["lock"] or {}).get("run") != run.identity.run:
         raise GuardActed("this run no longer owns the host", host=run.host.name)
+    # An interrupt may have come between a step's line on the host and the note of it here.
+    run.sequence = max(run.sequence, last_step(facts["journal"], run.identity.run))
     links = Links.of(facts)
     events = story(facts["journal"])
     target = way_back(events, links)

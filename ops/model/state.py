@@ -115,6 +115,11 @@ def open_runs(journal: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def last_step(journal: Sequence[Mapping[str, Any]], run: str) -> int:
+    """The number of the latest step that `run` began; 0 when there is none."""
+    return max((int(e["seq"]) for e in journal if e.get("event") == "step-started" and e.get("run") == run), default=0)
+
+
 def last_committed(events: Sequence[Mapping[str, Any]]) -> str | None:
     """The release whose commit point the events contain; None when there is none."""
     return next((str(e["release"]) for e in reversed(events) if e.get("event") == "committed"), None)

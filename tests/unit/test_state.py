@@ -7,7 +7,7 @@ import pytest
 
 from ops.flows.status import describe
 from ops.model.inventory import HostSpec
-from ops.model.state import Owner, armed, host_ended, last_committed, open_runs, owner, story
+from ops.model.state import Owner, armed, host_ended, last_committed, last_step, open_runs, owner, story
 
 SPEC = HostSpec(name="gpu-a", address="10.0.0.1")
 
@@ -167,3 +167,9 @@ def test_whichever_marker_carries_it_a_release_is_pending() -> None:
     for name in ("armed", "armed.client", "fired"):
         found = armed(facts(guard=facts()["guard"] | {name: marker("new-2")}))
         assert found is not None and found.release == "new-2"
+
+
+def test_the_number_of_the_last_step_is_that_runs_own() -> None:
+    journal = [event("step-started", run, seq=seq) for run, seq in (("r1", 1), ("r2", 7), ("r1", 2))]
+    journal.append(event("step-failed", "r1", seq=9))
+    assert [last_step(journal, run) for run in ("r1", "r2", "r3")] == [2, 7, 0]
