@@ -34,9 +34,10 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# Most tests wait more than they work, so three at a time; what measures speed runs alone, on a quiet machine.
+# Most tests wait more than they work, so three files at a time, the longest first; what measures speed runs alone.
+LONGEST_FIRST := tests/lab tests/sandbox tests/contract tests/engine tests/unit
 test: lint
-	$(PYTEST) -n 3 --dist loadgroup -m "not timing and not long and not engine and not gpu"
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not timing and not long and not engine and not gpu" $(LONGEST_FIRST)
 	$(PYTEST) -m "timing and not long and not engine and not gpu"
 
 test-unit: $(VENV)/.test

@@ -19,7 +19,7 @@ from .hosts import Host, Lab
 from .images import ensure_image
 from .machine import docker
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("docker-runtime"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 
 CONTAINER = "sglang-default"
 SIMULATION = {"/opt/sglang/venv/simulation": "/opt/sglang/simulation"}

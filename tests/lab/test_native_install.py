@@ -20,7 +20,7 @@ from .docker_rig import Outcome
 from .hosts import Host, Lab
 from .machine import REPOSITORY
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("native-install"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 
 STACKS = "/opt/ops/stacks"
 

@@ -21,7 +21,7 @@ from .hosts import Host, Lab, Settings
 from .machine import docker_client
 from .product import INSTANCE_DIR, Operator, events, gpu_holders, links, ranks, wait_serving
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("power-cuts")]
+pytestmark = pytest.mark.lab
 
 PHASES = {
     "systemd": ("stage", "arm", "drain", "stop", "activate", "start", "gate", "confirm", "admit"),

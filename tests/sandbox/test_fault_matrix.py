@@ -17,7 +17,7 @@ import pytest
 from matrix import FAULTS, POINTS, QUICK_POINTS, Cell, Report, cells, play
 from rig import REPOSITORY, Rig, rig
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(3600), pytest.mark.xdist_group("fault-matrix")]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(3600)]
 
 HOSTS = 3
 """Hosts at a time: a cell waits as much as it works."""

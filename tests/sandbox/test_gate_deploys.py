@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from gate_host import GateHost
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240), pytest.mark.xdist_group("gate-deploys")]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240)]
 
 TIME_SCALE = 20.0
 NO_SPEED = {"speed": "figures of speed need a quiet machine; they have their own tests"}

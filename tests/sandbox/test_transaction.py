@@ -15,7 +15,7 @@ from rig import Done, Rig, crowded, rig, until
 
 from ops.sandbox import processes
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(900), pytest.mark.xdist_group("transaction")]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(900)]
 
 OVERHEAD_S = 5.0
 """Source: the issue that asks for rollback: total overhead of a failed deploy beyond its two loads (wall seconds)."""
