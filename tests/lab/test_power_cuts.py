@@ -27,6 +27,9 @@ PHASES = {
     "systemd": ("stage", "arm", "drain", "stop", "activate", "start", "gate", "confirm", "admit"),
     "supervisord": ("stop", "activate", "start", "gate", "confirm"),
 }
+BEFORE = dict(zip(PHASES["systemd"], (None, *PHASES["systemd"]), strict=False))
+COARSE, FINE = (0.03, 0.03), (0.15, 0.01)
+"""Seconds: how long the journal is waited for, and how long the client then runs."""
 OTHER = {"eagle3-2step": "eagle3-1step", "eagle3-1step": "eagle3-2step"}
 
 
@@ -66,7 +69,8 @@ while True:
 def freeze_in(host: Host, client: "subprocess.Popen[str]", phase: str, known: int, deadline_s: float = 90) -> None:
     """Stop the client when the host's journal says that the phase has begun; what the host does meanwhile goes on.
 
-    From its first journal line on the client gets short slices of time, so that it cannot be far beyond the phase.
+    From its first journal line on the client gets short slices of time, in the phase before shorter ones, and after
+    each of those the journal is waited for: so it cannot be far beyond the phase, on a busy machine neither.
     """
     reader = (docker_client(), "exec", host.container, "python3", "-u", "-c", FOLLOW)
     seen: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -88,21 +92,25 @@ def _pass_on(lines: Iterable[str], seen: "queue.SimpleQueue[str]") -> None:
 
 def _slice_until(client: "subprocess.Popen[str]", phase: str, seen: "queue.SimpleQueue[str]", deadline: float) -> None:
     slow = False
+    pause_s, slice_s = COARSE
     while True:
         try:
-            event = json.loads(seen.get(timeout=0.03))
+            event = json.loads(seen.get(timeout=pause_s))
         except queue.Empty:
             assert time.monotonic() < deadline, f"{phase} was not reached in time"
             assert client.poll() is None, f"the deploy ended before {phase}: {client.communicate()}"
             if slow:
                 os.killpg(client.pid, signal.SIGCONT)
-                time.sleep(0.03)
+                time.sleep(slice_s)
                 os.killpg(client.pid, signal.SIGSTOP)
             continue
         slow = True
         os.killpg(client.pid, signal.SIGSTOP)
-        if event["event"] == "step-started" and event["step"]["kind"] == phase and not event["recovery"]:
+        kind = event["step"]["kind"] if event["event"] == "step-started" and not event["recovery"] else ""
+        if kind == phase:
             return
+        if kind == BEFORE[phase] or (event["event"], phase) == ("run-started", "stage"):
+            pause_s, slice_s = FINE
         # A client first closes the run that the cut before this one ended.
         closes = event["event"] == "run-ended" and event["outcome"] not in (
             "settled",
