@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,17 +49,19 @@ class Fleet:
     def play(self, playbook: str, *words: str) -> tuple[int, str]:
         """Run a playbook by hand and return its exit code and what it printed."""
         file = str(REPOSITORY / "playbooks" / playbook)
-        done = subprocess.run(
-            [sys.executable, "-m", "ansible", "playbook", "-i", "envs/hosts.yml", file, "-e", "target=gpu", *words],
-            cwd=self.operator.folder,
-            env={"PATH": "/usr/bin:/bin", "HOME": str(self.operator.folder), "PYTHONPATH": str(REPOSITORY)}
-            | {"ANSIBLE_NOCOLOR": "1", "LANG": "C.UTF-8"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        # A socket's path has 108 bytes at most: the test's own folder is too long for those of Ansible's ssh.
+        with tempfile.TemporaryDirectory(prefix="ops-") as sockets:
+            done = subprocess.run(
+                [sys.executable, "-m", "ansible", "playbook", "-i", "envs/hosts.yml", file, "-e", "target=gpu", *words],
+                cwd=self.operator.folder,
+                env={"PATH": "/usr/bin:/bin", "HOME": str(self.operator.folder), "PYTHONPATH": str(REPOSITORY)}
+                | {"ANSIBLE_NOCOLOR": "1", "LANG": "C.UTF-8", "ANSIBLE_SSH_CONTROL_PATH_DIR": sockets},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=600,
+                check=False,
+            )
         return done.returncode, done.stdout + done.stderr
 
     def changed(self, text: str) -> list[int]:
