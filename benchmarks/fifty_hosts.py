@@ -58,16 +58,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     wanted = parser.parse_args()
     prepare()
+    write(play(wanted.hosts, wanted.rounds), wanted.hosts, wanted.rounds)
+
+
+def play(how_many: int, rounds: int) -> list[Measured]:
+    """Measure every contender `rounds` times on as many hosts. Raises: SystemExit when a host did not answer."""
     found: list[Measured] = []
-    with fleet(wanted.hosts, init="supervisord") as hosts, tempfile.TemporaryDirectory() as folder:
+    with fleet(how_many, init="supervisord") as hosts, tempfile.TemporaryDirectory() as folder:
         project = lay_down(Path(folder), hosts)
-        for turn in range(wanted.rounds):
+        for turn in range(rounds):
             contenders = commands(project, hosts)
             names = list(contenders)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 found.append(measure(name, contenders[name], project, len(hosts)))
                 print(found[-1], file=sys.stderr, flush=True)
-    write(found, wanted.hosts, wanted.rounds)
+    return found
 
 
 def lay_down(folder: Path, hosts: Sequence[FleetHost]) -> Path:
