@@ -47,7 +47,10 @@ def transaction(run: Run, plan: Plan, *, command: str, purpose: Purpose, release
 
 
 def run_plan(run: Run, plan: Plan, *, recovering: bool = False) -> None:
-    """Do the steps in order, a journal line before and after each."""
+    """Do the steps in order, a journal line before and after each. recovering: `run.facts` are of after the failure."""
+    if recovering:
+        # An interrupt or a reboot may have come between a step's line on the host and the note of it here.
+        run.sequence = max(run.sequence, last_step(run.facts["journal"], run.identity.run))
     for step in plan.steps:
         with _beside_peers(run, step, recovering):
             _run_step(run, step, recovering)
@@ -131,8 +134,6 @@ def recover(run: Run) -> Recovery:
     facts = run.observe()
     if (facts["lock"] or {}).get("run") != run.identity.run:
         raise GuardActed("this run no longer owns the host", host=run.host.name)
-    # An interrupt may have come between a step's line on the host and the note of it here.
-    run.sequence = max(run.sequence, last_step(facts["journal"], run.identity.run))
     links = Links.of(facts)
     events = story(facts["journal"])
     target = way_back(events, links)
