@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from ops.errors import Exit
-from ops.fleet.lifeline import die_with_parent
+from ops.fleet.lifeline import die_with_parent, lead_a_session
 from ops.fleet.member import MEETINGS, Member
 from ops.model.inventory import HostSpec
 from ops.model.ports import Reporter
@@ -89,15 +89,9 @@ def _start(spec: HostSpec, work: Work, others: Sequence[socket.socket]) -> _Part
 
 def _be_member(spec: HostSpec, line: socket.socket, work: Work, parent: int) -> None:
     """Never returns: nothing above on the stack belongs to this process."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     code = 1
     try:
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, interrupt)
+        lead_a_session()
         member = Member(line, spec.name, leader=spec.node is None or spec.node.leader)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)

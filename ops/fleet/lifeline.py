@@ -73,17 +73,22 @@ def alone(work: Callable[[Emit], dict[str, Any]], on_event: Emit) -> dict[str, A
     raise Ended(bug or f"ended with status {status} and no result")
 
 
-def _child(parent: int, write: int, work: Callable[[Emit], dict[str, Any]]) -> None:
-    """Never returns: nothing above on the stack belongs to this process."""
+def lead_a_session() -> None:
+    """Leave the terminal's process group; from now SIGINT and SIGTERM raise KeyboardInterrupt in this process."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+
+
+def _child(parent: int, write: int, work: Callable[[Emit], dict[str, Any]]) -> None:
+    """Never returns: nothing above on the stack belongs to this process."""
     code = 0
     try:
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, interrupt)
+        lead_a_session()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         die_with_parent(parent)
         _say(write, {"result": work(lambda event: _say(write, event))})

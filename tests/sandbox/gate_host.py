@@ -1,6 +1,8 @@
 """A measured sandbox host whose baseline serves, and real `ops` processes that deploy to it."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +49,15 @@ class GateHost:
         failed = [c["name"] for c in checks if c["outcome"] == "fail"]
         found: str = (failed or [c["name"] for c in checks if c["outcome"] == "inconclusive"])[0]
         return found
+
+
+@contextmanager
+def baseline_serves(folder: Path, repository: Path, skip: dict[str, str], time_scale: float) -> Iterator[GateHost]:
+    """A host on which the baseline was deployed; gone afterwards."""
+    made = GateHost(folder, repository, skip, time_scale)
+    try:
+        done = made.deploy("baseline")
+        assert done.code == 0, done.stdout
+        yield made
+    finally:
+        made.box.down()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gate_host import GateHost
+from gate_host import GateHost, baseline_serves
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timing, pytest.mark.timeout(400)]
 
@@ -16,13 +16,9 @@ TIME_SCALE = 5.0
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[GateHost]:
-    made = GateHost(tmp_path_factory.mktemp("speed") / "project", repository, {}, TIME_SCALE)
-    try:
-        done = made.deploy("baseline")
-        assert done.code == 0, done.stdout
+    folder = tmp_path_factory.mktemp("speed") / "project"
+    with baseline_serves(folder, repository, {}, TIME_SCALE) as made:
         yield made
-    finally:
-        made.box.down()
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gate_host import GateHost
+from gate_host import GateHost, baseline_serves
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(240)]
 
@@ -18,13 +18,9 @@ NO_SPEED = {"speed": "figures of speed need a quiet machine; they have their own
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[GateHost]:
-    made = GateHost(tmp_path_factory.mktemp("gated") / "project", repository, NO_SPEED, TIME_SCALE)
-    try:
-        done = made.deploy("baseline")
-        assert done.code == 0, done.stdout
+    folder = tmp_path_factory.mktemp("gated") / "project"
+    with baseline_serves(folder, repository, NO_SPEED, TIME_SCALE) as made:
         yield made
-    finally:
-        made.box.down()
 
 
 @pytest.fixture(autouse=True)
