@@ -1,13 +1,16 @@
 """The deployed server against one that a person launched by hand, on the same GPU, measured in turns.
 
-Both are alive while either is measured, so that the machine is the same for both. The pair is started anew several
-times, since a start may be luckier than another.
+Both are alive while either is measured, so that the machine is the same for both, and each run of one is followed at
+once by the same run of the other: a rented machine slows down for seconds at a time, and so it slows both. The pair is
+started anew several times, since a start may be luckier than another.
 """
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
+import statistics
 import subprocess
 import time
 import urllib.error
@@ -22,7 +25,8 @@ import real_host
 from gpu_lab import Lab, metrics
 
 from ops.bench import stats
-from ops.bench.measure import measure, rates
+from ops.bench.measure import measure
+from ops.bench.student import t_quantile
 from ops.cli.output import Progress
 from ops.config.inventory import load_inventory
 from ops.flows import gating
@@ -33,33 +37,45 @@ from ops.model.gate import Run
 PORT = 8100
 ROUNDS = 25
 """Rounds a pair; each is one run of every prompt on either server."""
-PAIRS = 2
+ARMS = ("deployed", "by_hand")
+PAIRS = 3
 TOKENS = 256
 SCRIPT = Path(__file__).with_name("by_hand.sh")
 
 
 def compared(lab: Lab, needs_s: float) -> None:
-    """Measure PAIRS pairs of servers, and compare the arms as the gate compares its own."""
+    """Measure PAIRS pairs of servers, and compare them run by run."""
     for pair in range(PAIRS):
         lab.once(f"by-hand/{pair}", needs_s, partial(_pair, lab, anew=pair > 0))
     lab.found.keep("by-hand", interval([lab.state[f"by-hand/{pair}"] for pair in range(PAIRS)]))
 
 
 def interval(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Ratio of the deployed server's rate to the other's, with its 95 % interval over all pairs."""
-    arms = {arm: [Run.model_validate(run) for pair in pairs for run in pair[arm]] for arm in ("deployed", "by_hand")}
-    found = stats.ratio_interval(rates(arms["deployed"]), rates(arms["by_hand"]), stats.ERROR)
+    """Ratio of the deployed server's rate to the other's, with its 95 % interval over all rounds of all pairs.
+
+    A round is what varies: the mean log ratio of its neighbouring runs. Student's t over rounds.
+    """
+    logs = [mean for pair in pairs for mean in _round_means(pair)]
+    middle = statistics.fmean(logs)
+    reach = t_quantile(1 - stats.ERROR / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return {
-        "ratio": round(found.ratio, 4),
-        "low": round(found.low, 4),
-        "high": round(found.high, 4),
-        "deployed": stats.summary([run.rate_tok_s for run in arms["deployed"]]),
-        "by_hand": stats.summary([run.rate_tok_s for run in arms["by_hand"]]),
-        "pairs": [
-            {arm: round(sum(run["rate_tok_s"] for run in pair[arm]) / len(pair[arm]), 1) for arm in arms}
-            for pair in pairs
-        ],
+        "ratio": round(math.exp(middle), 4),
+        "low": round(math.exp(middle - reach), 4),
+        "high": round(math.exp(middle + reach), 4),
+        "rounds": len(logs),
+        "sd_of_a_round": round(statistics.stdev(logs), 4),
+        "ratio_by_pair": [round(math.exp(statistics.fmean(_round_means(pair))), 4) for pair in pairs],
+        **{arm: stats.summary([run["rate_tok_s"] for pair in pairs for run in pair[arm]]) for arm in ARMS},
     }
+
+
+def _round_means(pair: dict[str, Any]) -> list[float]:
+    """The mean log ratio of each round: one run of every prompt on either server."""
+    runs = list(zip(pair["deployed"], pair["by_hand"], strict=True))
+    assert all(one["prompt"] == other["prompt"] for one, other in runs)
+    logs = [math.log(one["rate_tok_s"] / other["rate_tok_s"]) for one, other in runs]
+    size = len({one["prompt"] for one, _ in runs})
+    return [statistics.fmean(logs[start : start + size]) for start in range(0, len(logs), size)]
 
 
 def _pair(lab: Lab, *, anew: bool) -> dict[str, Any]:
@@ -76,24 +92,19 @@ def _pair(lab: Lab, *, anew: bool) -> dict[str, Any]:
 
 def _in_turns(lab: Lab) -> dict[str, Any]:
     inventory = load_inventory(lab.host.project, lab.host.inventory)
-    arms: dict[str, list[Run]] = {"deployed": [], "by_hand": []}
+    arms: dict[str, list[Run]] = {arm: [] for arm in ARMS}
     with run_on(inventory.hosts[0], Progress()) as run:
         deployed = gating.server(run, str(run.facts["links"]["current"]))
         by_hand = dataclasses.replace(deployed, bound=(lab.host.box.address, PORT))
         servers = {"deployed": deployed, "by_hand": by_hand}
         prompts = speed_prompts(deployed.profile.traffic.prompts)
-        for number in range(-1, ROUNDS):
-            for arm in sorted(servers, reverse=number % 2 == 0):
+        # The first round warms both up. Each goes first every other time.
+        for number in range(-len(prompts), ROUNDS * len(prompts)):
+            for arm in sorted(ARMS, reverse=number % 2 == 0):
                 runs = measure(
-                    servers[arm],
-                    prompts,
-                    concurrency=1,
-                    runs=len(prompts),
-                    tokens=TOKENS,
-                    timeout_s=120,
-                    first=max(number, 0) * len(prompts),
+                    servers[arm], prompts, concurrency=1, runs=1, tokens=TOKENS, timeout_s=120, first=max(number, 0)
                 )
-                if number >= 0:  # the first round warms both up
+                if number >= 0:
                     arms[arm] += runs
     return {arm: [run.model_dump() for run in runs] for arm, runs in arms.items()}
 

@@ -9,22 +9,25 @@ import engine_results as results
 from gpu_claims import NCCL_PROFILES, claims
 
 STEPS = (0, 1, 2, 3, 5)
+MACHINE = {"date", "project", "versions", "gpus", "machine"}
 
 
 def write(
     state: Mapping[str, Any], failures: Mapping[str, str], folder: Path, earlier: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the page and the document. `earlier`: the document of an earlier run; what only that one found, and its
-    table, become a section."""
+    """Write the page and the document. `earlier`: the document of an earlier run; what only that one showed becomes a
+    section."""
     judged = [{"claim": words, "holds": holds, "seen": seen} for words, holds, seen in claims(state)]
     document = {"date": results.today(), **state, "claims": judged, "failures": dict(failures)}
     if earlier:
-        kept = {"date", "project", "versions", "gpus", "machine", "random-draft"}
-        kept |= {f"table/{steps}" for steps in STEPS}
-        document["earlier"] = {key: value for key, value in earlier.items() if key in kept}
-        not_run = {claim["claim"] for claim in judged if claim["holds"] is None}
+        kept = {"random-draft", "nccl-start"}
+        kept |= {f"nccl/{profile}" for profile in NCCL_PROFILES}
+        if any(f"table/{steps}" not in state for steps in STEPS):
+            kept |= {f"table/{steps}" for steps in STEPS}
+        document["earlier"] = {key: value for key, value in earlier.items() if key in kept - state.keys() | MACHINE}
+        shown = {claim["claim"] for claim in judged if claim["holds"] is not None}
         document["earlier"]["claims"] = [
-            claim for claim in earlier["claims"] if claim["claim"] in not_run and claim["holds"] is not None
+            claim for claim in earlier["claims"] if claim["claim"] not in shown and claim["holds"] is not None
         ]
     results.write("engine-gpu", document, page(document), folder)
 
@@ -93,16 +96,20 @@ def _steps(found: Mapping[str, Any]) -> str:
 
 
 def _earlier(found: Mapping[str, Any]) -> Iterator[str]:
-    """The table of a run that had the time for all of it."""
-    if earlier := found.get("earlier"):
-        yield (
-            f"## Steps of an earlier run\n\nOf {earlier['date']}, project {earlier['project']}. {_versions(earlier)}; "
-            f"{'; '.join(_gpus(earlier))}. {HOW}"
-        )
+    """What only an earlier run showed, with its date: one that had more time, or more GPUs."""
+    if not (earlier := found.get("earlier")):
+        return
+    yield (
+        f"## An earlier run\n\nOf {earlier['date']}, project {earlier['project']}. {_versions(earlier)}; "
+        f"{'; '.join(_gpus(earlier))}."
+    )
+    if any(f"table/{steps}" in earlier for steps in STEPS):
+        yield HOW
         yield _steps(earlier)
-        if also := earlier.get("claims"):
-            yield "What that run showed and this one did not come to:"
-            yield _claims(also)
+    if also := earlier.get("claims"):
+        yield "What that run showed and this one did not come to:"
+        yield _claims(also)
+    yield from _nccl(earlier)
 
 
 def _commands(found: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
@@ -146,10 +153,12 @@ def _hand(found: Mapping[str, Any]) -> Iterator[str]:
         return
     seen = found["by-hand"]
     yield (
-        "## Deployed and launched by hand\n\nTwo servers on one GPU, measured in turns; "
-        f"{len(seen['pairs'])} pairs of starts. Deployed {seen['deployed']['mean']:.1f} tok/s (sd "
-        f"{seen['deployed']['sd']:.1f}), by hand {seen['by_hand']['mean']:.1f} (sd {seen['by_hand']['sd']:.1f}): ratio "
-        f"{seen['ratio']}, 95 % {seen['low']} to {seen['high']}. Means by pair: {seen['pairs']}."
+        "## Deployed and launched by hand\n\nTwo servers on one GPU, each run of one followed at once by the same run "
+        f"of the other; {len(seen['ratio_by_pair'])} pairs of starts, {seen['rounds']} rounds. Deployed "
+        f"{seen['deployed']['mean']:.1f} tok/s (sd {seen['deployed']['sd']:.1f}), by hand "
+        f"{seen['by_hand']['mean']:.1f} (sd {seen['by_hand']['sd']:.1f}): ratio {seen['ratio']}, 95 % {seen['low']} to "
+        f"{seen['high']} (log ratio of a round: sd {seen['sd_of_a_round']}); by pair of starts: "
+        f"{', '.join(map(str, seen['ratio_by_pair']))}."
     )
     timer = found["by-hand/0"]["device_timer"]
     yield "## GPU time of a verify cycle (device timer)"
