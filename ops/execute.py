@@ -118,12 +118,24 @@ def _undo(run: Run, cause: BaseException, signals: Interrupts, *, undoable: bool
 
 
 def _restore(run: Run, text: str) -> Recovery:
-    """Go back, or prove what the guard restored when it was faster."""
+    """Go back, or prove what the host restored when it was faster."""
     try:
         return recover(run)
-    except GuardActed as error:
+    except ConnectionLost:
+        raise
+    except OpsError as error:
+        if not isinstance(error, GuardActed) and not _taken(run):
+            raise
         run.say(f"{error.message}; looking at what the host did by itself")
         return after_guard(run, text, run_plan)
+
+
+def _taken(run: Run) -> bool:
+    """Whether the host goes back by itself, or did: that is why a step of this run's own way back failed then."""
+    facts = run.observe()
+    pending = armed(facts)
+    rebooted = pending is not None and pending.boot != facts["boot_id"]
+    return rebooted or bool(facts["guard"]["fired"]) or (facts["lock"] or {}).get("run") != run.identity.run
 
 
 def recover(run: Run) -> Recovery:

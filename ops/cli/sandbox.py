@@ -109,7 +109,8 @@ def fault(
     fault_name: Annotated[str | None, typer.Argument(metavar="[FAULT]", help="See --list.")] = None,
     sandbox_name: Annotated[str, typer.Option("--sandbox", help="Which sandbox.")] = "sandbox",
     on: Annotated[
-        str, typer.Option(help="next (the next release that is deployed), current (what runs now) or a profile.")
+        str,
+        typer.Option(help="next (the next release that is deployed), current (what runs now) or a profile or release."),
     ] = "next",
     for_s: Annotated[
         float | None, typer.Option("--for", help="ssh-cut, reboot: how long, seconds of the clock on the wall.")

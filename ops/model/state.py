@@ -31,11 +31,12 @@ class Links:
 
 @dataclass(frozen=True)
 class Armed:
-    """A pending release nobody confirmed yet; `deadline` is epoch seconds on the host."""
+    """A pending release nobody confirmed yet, armed in `boot`; `deadline` is epoch seconds on the host."""
 
     run: str
     release: str
     deadline: float
+    boot: str
 
 
 class Owner(StrEnum):
@@ -52,14 +53,18 @@ def armed(facts: Facts) -> Armed | None:
     for marker in ("armed", "armed.client", "fired"):
         found = guard[marker]
         if found:
-            return Armed(found["RUN"], found["RELEASE"], float(found["DEADLINE"]))
+            return _armed(found)
     return None
 
 
 def confirmed(facts: Facts) -> Armed | None:
     """A release past the commit point whose links nobody finished."""
     found = facts["guard"]["confirmed"]
-    return Armed(found["RUN"], found["RELEASE"], float(found["DEADLINE"])) if found else None
+    return _armed(found) if found else None
+
+
+def _armed(marker: Mapping[str, str]) -> Armed:
+    return Armed(marker["RUN"], marker["RELEASE"], float(marker["DEADLINE"]), marker["BOOT"])
 
 
 def owner(facts: Facts, *, this_host: str, alive: "PidCheck") -> Owner:

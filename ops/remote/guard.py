@@ -89,9 +89,14 @@ def rearm(emit, *, instance_dir, run, release, deadline_s, supervisor):
 
 def _same_boot(instance_dir, run, supervisor):
     """A boot undoes a pending release; its client must not act on the host in the moments before the guard does."""
-    armed = read_marker(instance_dir, "armed") or {}
-    if armed.get("RUN") == run and armed["BOOT"] != supervisors.get(supervisor).boot_id():
+    if booted_since(instance_dir, run, supervisor):
         raise VerbError("the guard is undoing this run: the host rebooted")
+
+
+def booted_since(instance_dir, run, supervisor):
+    """Whether the host booted since `run` armed it."""
+    armed = read_marker(instance_dir, "armed") or {}
+    return armed.get("RUN") == run and armed["BOOT"] != supervisors.get(supervisor).boot_id()
 
 
 def _owns(instance_dir, run):

@@ -47,8 +47,8 @@ def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, 
     question.
 
     Events: {"lines": [...], "offset": n} (resume with that offset). Returns {"outcome":
-    serving|died|timed-out|undone, "offset", "health": last status}. `undone`: the guard or another client took this
-    run's release away.
+    serving|died|timed-out|undone, "offset", "health": last status}. `undone`: the guard, a boot or another client
+    took this run's release away; the engine's death is its consequence then, not a cause.
     """
     tail = _Tail(log, log_offset)
     answers: "queue.SimpleQueue[int | None]" = queue.SimpleQueue()
@@ -65,10 +65,11 @@ def start(emit, *, instance_dir, run, pid, starttime, log, log_offset, address, 
             while not answers.empty():
                 health = answers.get()
             outcome = None
-            if not processes.alive(pid, starttime):
-                outcome = "died"
-            elif run is not None and not _still_armed(instance_dir, run):
+            if run is not None and not _still_armed(instance_dir, run):
                 outcome = "undone"
+            elif not processes.alive(pid, starttime):
+                rebooted = run is not None and guard.booted_since(instance_dir, run, supervisor)
+                outcome = "undone" if rebooted else "died"
             elif (ready_at is not None and time.monotonic() - ready_at > ready["patience_s"]) or (
                 health == 200 and supervisors.get(supervisor).state()["state"] == "running"
             ):

@@ -49,7 +49,8 @@ def set_fault(
 ) -> None:
     """Set a fault by name, or a combination of the engine's knobs under a name of its own.
 
-    on: "next" (the next candidate release), "current" (what runs now) or a profile's name; for the engine's faults.
+    on: "next" (the next candidate release), "current" (what runs now), or the name of a profile or a release; for the
+        engine's faults.
     for_s: wall seconds; of an `ssh-cut` or of the time that a `reboot` is down. until: "rollback" (default) or
     "cleared": how long an `orphan-on-port` stays. Returns when the fault is set; `reboot` when the host is back.
 

@@ -32,6 +32,7 @@ QUICK_POINTS = (
 )
 COMMITTED = ("admit", "prune")
 UNTOUCHED = ("stage", "arm")
+PROVEN = ("gated", "confirm", "admit", "prune")
 NEW_ENGINE = ("activate", "start", "load", "gate")
 LAST_GOOD_ENGINE = ("back-activate", "back-start", "back-gate")
 PROFILES = ("good", "next", "third")
@@ -355,7 +356,7 @@ def _engine_hang(rig: Rig, cell: Cell, client: Client, old: str, evidence: list[
 def _engine_fault(rig: Rig, cell: Cell, old: str, evidence: list[str], number: int, preset: str) -> None:
     engines = _struck_engines(rig, cell)
     if not engines:
-        on = old.rpartition("-")[0] if cell.going_back else "next"
+        on = old if cell.going_back else "next"
         rig.box.fault(preset, on=on)
         rig.expect_in_log(preset, on)
         evidence.append(f"nothing runs here: the next start is struck by {preset} (proven by its log)")
@@ -524,7 +525,7 @@ def _served(rig: Rig, cell: Cell, code: int, old: str, new: str) -> str:
     if cell.point not in COMMITTED and not committed:
         assert current == old, f"nothing was confirmed, but {current} is current"
     assert rig.link("last-good") == current and rig.link("pending") is None
-    hangs = cell.fault == "engine-hang" and code == 0
+    hangs = cell.fault == "engine-hang" and cell.kind in PROVEN  # nobody looks at it again
     if not hangs:
         until(lambda: _ready(rig), f"{current} serves", within_s=30.0, every_s=0.05)
         assert rig.status()["state"] == "serving"

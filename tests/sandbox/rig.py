@@ -167,7 +167,8 @@ class Rig:
         file.write_text(yaml.safe_dump(lab))
 
     def expect_in_log(self, preset: str, on: str) -> None:
-        """The fault `preset` was set for a start to come; remember how long every log is."""
+        """The fault `preset` was set for a start to come, of the release `on` or of the "next"; remember how long every
+        log is."""
         self.expected_in_log = (preset, on)
         self.logged_before = {log.stem: log.stat().st_size for log in (self.instance / "logs").glob("*.log")}
 
@@ -177,12 +178,11 @@ class Rig:
             return
         preset, on = self.expected_in_log
         self.expected_in_log = None
+        release = on
         if on == "next":
             claimed = [f for f in self.box.state().faults if f.get("claimed_by") and f["name"] == preset]
             assert claimed, f"{preset} struck nobody: {self.box.state().faults}"
             release = claimed[0]["claimed_by"]
-        else:
-            release = next(r.name for r in (self.instance / "releases").iterdir() if r.name.startswith(f"{on}-"))
         log = (
             (self.instance / "logs" / f"{release}.log")
             .read_bytes()[self.logged_before.get(release, 0) :]

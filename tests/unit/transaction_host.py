@@ -68,7 +68,7 @@ class Host:
             case "stage" | "prune" | "gate":
                 yield
             case "arm" | "rearm":
-                self.armed = Armed(run, str(release), DEADLINE_S)
+                self.armed = Armed(run, str(release), DEADLINE_S, "this boot")
                 yield
             case "drain":
                 self.admitted = None

@@ -1,7 +1,8 @@
 """Set, clear and list the faults of a simulation folder; the engine reads what is written here.
 
 One file a fault, ``faults/<slot>.json``: {name, on, set_at, knobs, claimed_by}. ``on`` is "next" (the first candidate
-release that starts afterwards), "current" (what runs now, and no later start) or a profile's name (every start of it).
+release that starts afterwards), "current" (what runs now, and no later start) or the name of a profile or a
+release (every start of it).
 """
 
 import json

@@ -66,7 +66,7 @@ class Knobs:
             return float(fault.get("set_at", 0.0)) >= self._started_at
         if on == "next":
             return fault.get("claimed_by") == (self._release or BY_HAND)
-        return self._release.startswith(f"{on}-")
+        return on in (self._release, self._release.rpartition("-")[0])
 
 
 def claim(folder: Path, environment: Mapping[str, str], started_at: float) -> None:
