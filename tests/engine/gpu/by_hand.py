@@ -35,10 +35,10 @@ from ops.gates.prompt_set import speed_prompts
 from ops.model.gate import Run
 
 PORT = 8100
-ROUNDS = 25
+ROUNDS = 60
 """Rounds a pair; each is one run of every prompt on either server."""
 ARMS = ("deployed", "by_hand")
-PAIRS = 3
+PAIRS = 4
 TOKENS = 256
 SCRIPT = Path(__file__).with_name("by_hand.sh")
 
