@@ -1,5 +1,5 @@
 """How the end of an engine is told while its start is watched. If this breaks, a reboot in the middle of a rollback is
-reported as a release that cannot start, and the run ends with 'a person must look' while the host went back by itself."""
+told as a release that cannot start, and the run ends with 'a person must look' though the host went back by itself."""
 
 import subprocess
 import time
