@@ -121,7 +121,7 @@ release_lock() { # $1: run; compare and delete
 settle() { # $1: boot|deadline|crash-loop. guard/fired is ours: go back to the last good release
     make_room
     # shellcheck source=/dev/null
-    . "$guard/fired" # RUN RELEASE DEADLINE BOOT
+    . "$guard/fired" # RUN RELEASE DEADLINE BOOT BASELINE
     if back=$(target "$RELEASE"); then
         if [ "$1" = deadline ]; then
             if [ "$(linked current)" = "$back" ] && serves "$back"; then
@@ -158,6 +158,7 @@ finish() { # guard/confirmed: the commit point was passed; do what follows it
     # shellcheck source=/dev/null
     . "$guard/confirmed"
     swap last-good "$RELEASE"
+    if [ "${BASELINE:-no}" = yes ]; then swap baseline "$RELEASE"; fi
     rm -f "$dir/pending"
     journal "\"event\":\"confirmed-late\",\"run\":\"$RUN\",\"release\":\"$RELEASE\",\"by\":\"guard\""
     release_lock "$RUN"

@@ -56,17 +56,18 @@ def installed(instance_dir):
     return None if text is None else json.loads(text)
 
 
-def arm(emit, *, instance_dir, run, release, deadline_s, supervisor):
-    """From now the host goes back by itself unless `confirm` comes within `deadline_s` (wall seconds)."""
+def arm(emit, *, instance_dir, run, release, baseline, deadline_s, supervisor):
+    """From now the host goes back by itself unless `confirm` comes within `deadline_s` (wall seconds). `baseline`: what
+    is confirmed then is a baseline: one that fails must not become a way back."""
     if os.path.exists(_path(instance_dir, "fired")):
         raise VerbError("the guard is going back from an earlier release right now; try again in a minute")
-    store.write_atomic(_path(instance_dir, "armed"), _armed_text(run, release, deadline_s, supervisor))
+    store.write_atomic(_path(instance_dir, "armed"), _armed_text(run, release, baseline, deadline_s, supervisor))
     supervisors.get(supervisor).arm(deadline_s)
     store.swap(instance_dir, "pending", release)
     return {}
 
 
-def rearm(emit, *, instance_dir, run, release, deadline_s, supervisor):
+def rearm(emit, *, instance_dir, run, release, baseline, deadline_s, supervisor):
     """Move the deadline and the pending release for the way back; refuses when the guard was faster.
 
     The marker is replaced in one step, so the host is armed at every moment. A guard that took the old marker in that
@@ -76,7 +77,7 @@ def rearm(emit, *, instance_dir, run, release, deadline_s, supervisor):
     if os.path.exists(_path(instance_dir, "fired")) or (gone and not _owns(instance_dir, run)):
         raise VerbError("the guard is undoing this run")
     _same_boot(instance_dir, run, supervisor)
-    text = _armed_text(run, release, deadline_s, supervisor)
+    text = _armed_text(run, release, baseline, deadline_s, supervisor)
     reserve.write_urgent(instance_dir, _path(instance_dir, "armed"), text)
     if os.path.exists(_path(instance_dir, "fired")):
         _unlink(_path(instance_dir, "armed"))
@@ -109,10 +110,11 @@ def _unlink(path):
         os.unlink(path)
 
 
-def _armed_text(run, release, deadline_s, supervisor):
+def _armed_text(run, release, baseline, deadline_s, supervisor):
     keeper = supervisors.get(supervisor)
     deadline = int(time.time() + deadline_s) + 1
-    return f"RUN={run}\nRELEASE={release}\nDEADLINE={deadline}\nBOOT={keeper.boot_id()}\n".encode()
+    lines = (f"RUN={run}", f"RELEASE={release}", f"DEADLINE={deadline}", f"BOOT={keeper.boot_id()}")
+    return "\n".join((*lines, f"BASELINE={'yes' if baseline else 'no'}", "")).encode()
 
 
 def _claim(instance_dir, name):
@@ -151,6 +153,8 @@ def finish(emit, *, instance_dir):
     confirmed = read_marker(instance_dir, "confirmed")
     if confirmed is not None:
         store.swap(instance_dir, "last-good", confirmed["RELEASE"])
+        if confirmed.get("BASELINE") == "yes":
+            store.swap(instance_dir, "baseline", confirmed["RELEASE"])
         store.swap(instance_dir, "pending", None)
         os.unlink(_path(instance_dir, "confirmed"))
     return {}

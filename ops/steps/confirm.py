@@ -1,7 +1,4 @@
-"""The commit point, over a fresh connection: whoever comes next can reach the host too.
-
-A release without speculation becomes the baseline here and not earlier: one that fails must not be a way back.
-"""
+"""The commit point, over a fresh connection: whoever comes next can reach the host too."""
 
 from typing import Any
 
@@ -18,8 +15,6 @@ def do(run: Run, *, release: str) -> dict[str, Any]:
         except RemoteFailed as error:
             raise GuardActed(error.message, hint=f"ops status --host {run.host.name}", host=run.host.name) from error
     run.armed = False
-    if not run.profile(release).speculative:
-        run.call("store.set_link", link="baseline", release=release)
     for report in run.reports[-1:]:
         run.remember(run, report)
     return found

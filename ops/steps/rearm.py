@@ -11,6 +11,7 @@ def do(run: Run, *, release: str, deadline_s: float) -> dict[str, Any]:
         "guard.rearm",
         run=run.identity.run,
         release=release,
+        baseline=not run.profile(release).speculative,
         deadline_s=wall_s,
         supervisor=run.supervisor,
     )

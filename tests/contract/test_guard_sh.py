@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ops.remote import guard
 from ops.render.files import template_folder
 
 OLD, NEW, BASE = "old-1", "new-2", "base-0"
@@ -47,9 +48,9 @@ class Host:
         names = ("current", "last-good", "baseline", "pending")
         return {name: (self.dir / name).readlink().name for name in names if (self.dir / name).is_symlink()}
 
-    def mark(self, name: str, *, in_s: int, release: str = NEW) -> None:
+    def mark(self, name: str, *, in_s: int, release: str = NEW, baseline: bool = False) -> None:
         text = f"RUN=r1\nRELEASE={release}\nDEADLINE={int(time.time()) + in_s}\nBOOT=b\n"
-        (self.guard / name).write_text(text)
+        (self.guard / name).write_text(f"{text}BASELINE={'yes' if baseline else 'no'}\n")
 
     def markers(self) -> set[str]:
         return {n for n in ("armed", "armed.client", "fired", "confirmed") if (self.guard / n).exists()}
@@ -120,11 +121,19 @@ def test_a_boot_undoes_what_is_pending_without_waiting_for_the_deadline(host: Ho
     assert host.journal()[-1]["reason"] == "boot"
 
 
-def test_a_boot_finishes_what_passed_its_commit_point(host: Host) -> None:
-    host.mark("confirmed", in_s=-1)
+@pytest.mark.parametrize(("baseline", "linked"), [(False, BASE), (True, NEW)], ids=["speculative", "a baseline"])
+def test_a_boot_finishes_what_passed_its_commit_point(host: Host, baseline: bool, linked: str) -> None:
+    host.mark("confirmed", in_s=-1, baseline=baseline)
     host.run("boot")
-    assert host.links() == {"current": NEW, "last-good": NEW, "baseline": BASE}
+    assert host.links() == {"current": NEW, "last-good": NEW, "baseline": linked}
     assert host.journal()[-1]["event"] == "confirmed-late" and host.markers() == set()
+
+
+@pytest.mark.parametrize(("baseline", "linked"), [(False, BASE), (True, NEW)], ids=["speculative", "a baseline"])
+def test_the_next_client_finishes_it_as_the_guard_does(host: Host, baseline: bool, linked: str) -> None:
+    host.mark("confirmed", in_s=-1, baseline=baseline)
+    guard.finish(lambda event: None, instance_dir=str(host.dir))
+    assert host.links() == {"current": NEW, "last-good": NEW, "baseline": linked} and host.markers() == set()
 
 
 def test_without_a_good_release_the_baseline_is_the_way_back(host: Host) -> None:
