@@ -121,27 +121,15 @@ def _restore(run: Run, text: str) -> Recovery:
     """Go back, or prove what the host restored when it was faster."""
     try:
         return recover(run)
-    except ConnectionLost:
-        raise
-    except OpsError as error:
-        if not isinstance(error, GuardActed) and not _taken(run):
-            raise
+    except GuardActed as error:
         run.say(f"{error.message}; looking at what the host did by itself")
         return after_guard(run, text, run_plan)
-
-
-def _taken(run: Run) -> bool:
-    """Whether the host goes back by itself, or did: that is why a step of this run's own way back failed then."""
-    facts = run.observe()
-    pending = armed(facts)
-    rebooted = pending is not None and pending.boot != facts["boot_id"]
-    return rebooted or bool(facts["guard"]["fired"]) or (facts["lock"] or {}).get("run") != run.identity.run
 
 
 def recover(run: Run) -> Recovery:
     """End what is unfinished on the host (this run, or runs whose clients are gone) from what lies there.
 
-    Raises: GuardActed when this run is not the owner any more.
+    Raises: GuardActed when the host goes back by itself, or did; the error of a step that failed for another reason.
     """
     facts = run.observe()
     if (facts["lock"] or {}).get("run") != run.identity.run:
@@ -156,8 +144,23 @@ def recover(run: Run) -> Recovery:
             run.say(f"{found.target} passed its commit point: {', '.join(found.plan.kinds())}")
         else:
             run.say(f"going back to {found.target or 'nothing running'}: {', '.join(found.plan.kinds())}")
-        run_plan(run, found.plan, recovering=True)
+        try:
+            run_plan(run, found.plan, recovering=True)
+        except (ConnectionLost, GuardActed):
+            raise
+        except OpsError as error:
+            if not _taken(run):
+                raise
+            raise GuardActed(f"{error.message}: the host acted by itself", host=run.host.name) from error
     return found
+
+
+def _taken(run: Run) -> bool:
+    """Whether a boot, the guard or another client took the host from this run: no step of it can succeed then."""
+    facts = run.observe()
+    pending = armed(facts)
+    rebooted = pending is not None and pending.boot != facts["boot_id"]
+    return rebooted or bool(facts["guard"]["fired"]) or (facts["lock"] or {}).get("run") != run.identity.run
 
 
 def _end_failed(run: Run, cause: BaseException, found: Recovery) -> None:
