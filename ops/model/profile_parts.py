@@ -127,7 +127,9 @@ class Timeouts(Data):
     """Deadlines in (virtual) seconds."""
 
     load_timeout_s: Seconds = Field(1800, description="From start to the first generation.")
-    drain_timeout_s: Seconds = Field(120, description="Wait for running requests before the server is stopped.")
+    drain_timeout_s: Seconds = Field(
+        120, description="Wait for running requests before the stop, which cuts what still runs then."
+    )
     stop_timeout_s: Seconds = Field(60, description="From SIGTERM to SIGKILL of the whole group.")
     gate_timeout_s: Seconds = Field(600, description="All gates together.")
     guard_margin_s: Seconds = Field(60, description="What the host's guard waits beyond the sum of the others.")

@@ -1,8 +1,10 @@
-"""Take traffic away and wait until the engine itself reports no running request."""
+"""Take traffic away and wait until the engine itself reports no running request, at most `drain_timeout_s`.
+
+Then the stop cuts what still runs: one request that never ends must not keep a bad release in service.
+"""
 
 from typing import Any
 
-from ops.errors import StepFailed
 from ops.run import Run
 
 
@@ -23,9 +25,6 @@ def do(run: Run) -> dict[str, Any]:
         on_event=lambda event: run.say(event["say"]),
     )
     if found["running"]:
-        raise StepFailed(
-            f"{found['running']} requests are still running after {profile.timeouts.drain_timeout_s:.0f} s of draining",
-            hint="raise timeouts.drain_timeout_s, or stop the clients that hold them",
-            host=run.host.name,
-        )
+        waited = f"after {profile.timeouts.drain_timeout_s:.0f} s of draining (timeouts.drain_timeout_s)"
+        run.say(f"{found['running']} requests still run {waited}: the stop cuts them")
     return {**found, "seconds": run.host.clock.from_wall_s(found["seconds"])}

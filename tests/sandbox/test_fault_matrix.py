@@ -19,22 +19,23 @@ from rig import REPOSITORY, Rig, rig
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(3600)]
 
-HOSTS = 3
-"""Hosts at a time: a cell waits as much as it works."""
+HOSTS, LONG_HOSTS = 3, 5
+"""Hosts at a time beside other tests, and alone: a cell waits as much as it works."""
 ROOT_MIB = 64
 LONG_ROUNDS = 3
 DOCUMENT = REPOSITORY / "docs" / "fault-matrix.md"
 NO_MOUNT = "limiting the size of a folder needs the right to mount (root)"
 
 
-def run_cells(wanted: Sequence[Cell], folder: Path, *, both: bool = False) -> dict[str, Report]:
-    """Play the cells on a few hosts at once; a host on which a cell failed is thrown away."""
+def run_cells(wanted: Sequence[Cell], folder: Path, hosts: int, *, both: bool = False) -> dict[str, Report]:
+    """Play the cells on a few hosts at once; a host on which a cell failed is thrown away. both: after each cell the
+    next deploy and the next rollback, not one of the two."""
     todo: queue.SimpleQueue[tuple[int, Cell]] = queue.SimpleQueue()
     for index, cell in enumerate(wanted):
         if may_mount() or cell.fault != "disk-full":
             todo.put((index, cell))
     reports: dict[str, Report] = {}
-    threads = [threading.Thread(target=_work, args=(todo, reports, folder, n, both)) for n in range(HOSTS)]
+    threads = [threading.Thread(target=_work, args=(todo, reports, folder, n, both)) for n in range(hosts)]
     for thread in threads:
         thread.start()
     try:
@@ -113,10 +114,10 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if results.exists():
             found = json.loads(results.read_text())
             return {name: Report(**{**r, "cell": Cell(**r["cell"])}) for name, r in found.items()}
-        played = run_cells(wanted, shared)
+        played = run_cells(wanted, shared, HOSTS)
         results.write_text(json.dumps({name: asdict(report) for name, report in played.items()}))
     if request.config.getoption("--write-results"):
-        write_document(played)
+        write_document(played, "The quick matrix of `make test`.")
     return played
 
 
@@ -136,12 +137,12 @@ def test_a_fault_leaves_one_whole_server_and_the_truth(reports: dict[str, Report
 def test_every_point_of_the_flow_survives_every_fault(
     round_: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    played = run_cells(cells(POINTS), tmp_path, both=True)
+    played = run_cells(cells(POINTS), tmp_path, LONG_HOSTS, both=True)
     failed = {name: report.error for name, report in played.items() if report.error}
     assert not failed, "\n\n".join(f"{name}: {error}" for name, error in failed.items())
     assert len(played) == len(POINTS) * (len(FAULTS) - (not may_mount()))
     if request.config.getoption("--write-results"):
-        write_document(played)
+        write_document(played, f"The whole matrix of `make test-long`, round {round_} of {LONG_ROUNDS} in a row.")
 
 
 def test_the_matrix_has_at_least_sixty_cells() -> None:
@@ -149,13 +150,13 @@ def test_the_matrix_has_at_least_sixty_cells() -> None:
     assert set(QUICK_POINTS) <= set(POINTS)
 
 
-def write_document(played: dict[str, Report]) -> None:
+def write_document(played: dict[str, Report], which: str) -> None:
     """`docs/fault-matrix.md`: one row a point, one column a fault."""
     points = [point for point in POINTS if any(report.cell.point == point for report in played.values())]
     lines = [
         "# Fault matrix",
         "",
-        "Written by `pytest tests/sandbox/test_fault_matrix.py --write-results`; do not edit.",
+        f"Written by `pytest tests/sandbox/test_fault_matrix.py --write-results`; do not edit. {which}",
         "",
         "Each cell: a real `ops deploy` of a new release over a serving one, struck by the fault at the moment when",
         "its journal (for `load`: its engine's log) showed the point. *exit* is the client's exit code, then which",

@@ -1,6 +1,8 @@
 """The transaction as an operator meets it: failing engines, Ctrl-C, two operators at once, going back by hand. If this
 breaks, a failed or interrupted deploy leaves the host in another state than its exit code says."""
 
+import http.client
+import json
 import os
 import signal
 import threading
@@ -165,6 +167,25 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_host_goes_back_by_itself(host: R
     serves(host, old)
     for name in ("good", "next"):
         host.choose_timeouts(name, "usual")
+
+
+def test_a_request_that_never_ends_does_not_keep_an_operator_from_going_back(host: Rig) -> None:
+    profile = (host.link("current") or "").rpartition("-")[0]
+    host.choose_timeouts(profile, "brief")
+    ended(host.deploy(profile), 0)
+    address = (host.box.address, 8000)
+    body = json.dumps({"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 200_000, "ignore_eos": True}})
+    endless = http.client.HTTPConnection(*address, timeout=60)
+    endless.request("POST", "/generate", body, {"Content-Type": "application/json"})
+    answer = endless.getresponse()
+    assert answer.status == 200 and answer.read(1)
+    done = host.ops("rollback")
+    ended(done, 0)
+    assert "1 requests still run after" in done.stderr and "the stop cuts them" in done.stderr
+    drained = [e for e in host.journal() if e["event"] == "step-done" and e["step"]["kind"] == "drain"][-1]
+    assert drained["evidence"]["running"] == 1
+    endless.close()
+    host.choose_timeouts(profile, "usual")
 
 
 def test_what_serves_already_is_not_deployed_again(host: Rig) -> None:
