@@ -259,7 +259,7 @@ def _nothing_serves(host: RealHost, refused: Mapping[str, Any]) -> None:
 
 
 def _keep_crash(report: Report, name: str, host: RealHost, refused: Mapping[str, Any]) -> None:
-    """Keep the cause that the deploy named. The supervisor may have begun another start before the deploy stopped it."""
+    """Keep the cause that the deploy named; the supervisor may have begun another start before the deploy ended it."""
     starts = _log_of(host, refused).split("== ops start ")[1:]
     causes = [cause_of_death(text.splitlines()) for text in starts]
     cause = next((cause for cause in causes if cause.message in refused["message"]), None)
