@@ -79,7 +79,7 @@ def _hand_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
 
 def _clean_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
     stops = [("stop", "stop"), ("stop/last", "stop of an engine that just lost a rank")]
-    if len(state.get("gpus", [])) > 1:
+    if len(state.get("gpus", [])) != 1:
         stops.append(("nccl/stop", "stop on two GPUs"))
     for step, what in stops:
         yield _claim(
