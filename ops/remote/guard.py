@@ -113,8 +113,8 @@ def _unlink(path):
 def _armed_text(run, release, baseline, deadline_s, supervisor):
     keeper = supervisors.get(supervisor)
     deadline = int(time.time() + deadline_s) + 1
-    lines = (f"RUN={run}", f"RELEASE={release}", f"DEADLINE={deadline}", f"BOOT={keeper.boot_id()}")
-    return "\n".join((*lines, f"BASELINE={'yes' if baseline else 'no'}", "")).encode()
+    becomes = "yes" if baseline else "no"
+    return f"RUN={run}\nRELEASE={release}\nDEADLINE={deadline}\nBOOT={keeper.boot_id()}\nBASELINE={becomes}\n".encode()
 
 
 def _claim(instance_dir, name):

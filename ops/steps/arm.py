@@ -6,9 +6,14 @@ from ops.run import Run
 
 
 def do(run: Run, *, release: str, deadline_s: float) -> dict[str, Any]:
+    return by("guard.arm", run, release, deadline_s)
+
+
+def by(verb: str, run: Run, release: str, deadline_s: float) -> dict[str, Any]:
+    """Arm by one of the guard's two verbs, for the way forward or the way back."""
     wall_s = run.host.clock.to_wall_s(deadline_s)
     run.call(
-        "guard.arm",
+        verb,
         run=run.identity.run,
         release=release,
         baseline=not run.profile(release).speculative,

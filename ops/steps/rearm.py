@@ -3,17 +3,8 @@
 from typing import Any
 
 from ops.run import Run
+from ops.steps import arm
 
 
 def do(run: Run, *, release: str, deadline_s: float) -> dict[str, Any]:
-    wall_s = run.host.clock.to_wall_s(deadline_s)
-    run.call(
-        "guard.rearm",
-        run=run.identity.run,
-        release=release,
-        baseline=not run.profile(release).speculative,
-        deadline_s=wall_s,
-        supervisor=run.supervisor,
-    )
-    run.now_armed(wall_s)
-    return {"deadline_s": deadline_s}
+    return arm.by("guard.rearm", run, release, deadline_s)

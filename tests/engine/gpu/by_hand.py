@@ -55,16 +55,17 @@ def interval(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     A round is what varies: the mean log ratio of its neighbouring runs. Student's t over rounds.
     """
-    logs = [mean for pair in pairs for mean in _round_means(pair)]
-    middle = statistics.fmean(logs)
-    reach = t_quantile(1 - stats.ERROR / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    by_pair = [_round_means(pair) for pair in pairs]
+    logs = [mean for means in by_pair for mean in means]
+    middle, sd = statistics.fmean(logs), statistics.stdev(logs)
+    reach = t_quantile(1 - stats.ERROR / 2, len(logs) - 1) * sd / math.sqrt(len(logs))
     return {
         "ratio": round(math.exp(middle), 4),
         "low": round(math.exp(middle - reach), 4),
         "high": round(math.exp(middle + reach), 4),
         "rounds": len(logs),
-        "sd_of_a_round": round(statistics.stdev(logs), 4),
-        "ratio_by_pair": [round(math.exp(statistics.fmean(_round_means(pair))), 4) for pair in pairs],
+        "sd_of_a_round": round(sd, 4),
+        "ratio_by_pair": [round(math.exp(statistics.fmean(means)), 4) for means in by_pair],
         **{arm: stats.summary([run["rate_tok_s"] for pair in pairs for run in pair[arm]]) for arm in ARMS},
     }
 
