@@ -19,8 +19,8 @@ from rig import REPOSITORY, Rig, rig
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(3600)]
 
-HOSTS, LONG_HOSTS = 3, 5
-"""Hosts at a time beside other tests, and alone: a cell waits as much as it works."""
+HOSTS = 3
+"""Hosts at a time: a cell waits as much as it works."""
 ROOT_MIB = 64
 LONG_ROUNDS = 3
 DOCUMENT = REPOSITORY / "docs" / "fault-matrix.md"
@@ -137,7 +137,7 @@ def test_a_fault_leaves_one_whole_server_and_the_truth(reports: dict[str, Report
 def test_every_point_of_the_flow_survives_every_fault(
     round_: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    played = run_cells(cells(POINTS), tmp_path, LONG_HOSTS, both=True)
+    played = run_cells(cells(POINTS), tmp_path, HOSTS, both=True)
     failed = {name: report.error for name, report in played.items() if report.error}
     assert not failed, "\n\n".join(f"{name}: {error}" for name, error in failed.items())
     assert len(played) == len(POINTS) * (len(FAULTS) - (not may_mount()))
