@@ -139,10 +139,10 @@ def test_a_page_holds_no_log_and_repeated_commands_are_one_row(tmp_path: Path) -
 
 def test_words_of_nccl_are_read_from_a_log_whose_blocks_end_amid_a_line() -> None:
     recordings = real_host.REPOSITORY / "tests/recordings/sglang-0.5.17-h200"
-    start = nccl_words.recorded_start(recordings / "nccl_blocks_ll.log")
-    first, second = (set(start["nccl_says"][gpu]) for gpu in "01")
-    held = start["ranks"]["sglang::scheduler_TP1"]
-    assert start["nccl_says"]["1"] == {name: value for name, value in held.items() if name != "NCCL_DEBUG"}
+    says = nccl_words.said((recordings / "nccl_blocks_ll.log").read_text(errors="replace"))["nccl_says"]
+    first, second = (set(says[gpu]) for gpu in "01")
+    held = json.loads((recordings / "nccl_blocks_ll.json").read_text())["ranks"]["sglang::scheduler_TP1"]
+    assert says["1"] == {name: value for name, value in held.items() if name != "NCCL_DEBUG"}
     assert second - first == {"NCCL_ALGO", "NCCL_NTHREADS", "NCCL_PROTO"}  # still in rank 0's buffer
     assert (
         nccl_words.said("h:1:1 [0] NCCL INFO NCCL_PROTO set by environment to Lh:2:2 [1] NCCL INFO x")["nccl_says"]

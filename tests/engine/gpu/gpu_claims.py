@@ -122,8 +122,6 @@ def _clean_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
 def _nccl_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
     if len(state.get("gpus", [])) == 1:
         return
-    if "nccl-start" in state:
-        yield _claim(state, "nccl-start", "a start with the set lab-ll: both ranks hold it, NCCL reads it", _agrees)
     for profile in NCCL_PROFILES:
         yield _claim(
             state,
@@ -140,23 +138,6 @@ def _nccl_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
 
 SILENT = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 """Variables that NCCL uses without saying so. Source: nccl_info_ll.log, NCCL 2.28.9."""
-
-
-def _agrees(found: Mapping[str, Any]) -> tuple[bool, str]:
-    """Of a start whose ranks had not written all of their log when it was read: nothing may contradict the set."""
-    held = list(found["ranks"].values())
-    wrong = [
-        f"{name}={said[name]} on GPU {gpu}"
-        for gpu, said in found["nccl_says"].items()
-        for name in said
-        if said[name] != held[0].get(name)
-    ]
-    said = {gpu: len(words) for gpu, words in sorted(found["nccl_says"].items())}
-    holds = len(held) == 2 and held[0] == held[1] and len(said) == 2 and not wrong
-    return holds, (
-        f"2 ranks hold the same {len(held[0])} variables; NCCL had repeated {said} of them by GPU when the log was "
-        f"read, {', '.join(wrong) or 'none with another value'}"
-    )
 
 
 def _echoed(found: Mapping[str, Any]) -> list[str]:

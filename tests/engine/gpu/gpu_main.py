@@ -1,7 +1,6 @@
 """Run the whole product against the real SGLang on one or two NVIDIA GPUs, and write the results (see README.md)."""
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -31,8 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.exit("no nvidia-smi on the PATH: this needs a machine with an NVIDIA GPU and its driver")
     options.work.mkdir(parents=True, exist_ok=True)
     found = Findings(options.work / "state.json", begun + options.budget_s)
-    earlier = json.loads(options.earlier.read_text()) if options.earlier else None
-    found.write = lambda: gpu_report.write(found.state, found.failures, options.out, earlier)
+    found.write = lambda: gpu_report.write(found.state, found.failures, options.out)
     machine = Machine(options, found, Path(nvidia_smi))
     complete = go_through(machine, options.phases, side_by_side=options.side_by_side)
     found.write()
@@ -152,7 +150,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--side-by-side", action="store_true", help="one host on each of two GPUs: shorter, and the speeds suffer"
     )
-    parser.add_argument("--earlier", type=Path, help="engine-gpu.json of an earlier run; it becomes a section")
     parser.add_argument("--down", action="store_true", help="remove the host at the end")
     found = parser.parse_args(argv)
     found.work = found.work.resolve()

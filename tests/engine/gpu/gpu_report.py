@@ -9,26 +9,12 @@ import engine_results as results
 from gpu_claims import NCCL_PROFILES, claims
 
 STEPS = (0, 1, 2, 3, 5)
-MACHINE = {"date", "project", "versions", "gpus", "machine"}
 
 
-def write(
-    state: Mapping[str, Any], failures: Mapping[str, str], folder: Path, earlier: Mapping[str, Any] | None = None
-) -> None:
-    """Write the page and the document. `earlier`: the document of an earlier run; what only that one showed becomes a
-    section."""
+def write(state: Mapping[str, Any], failures: Mapping[str, str], folder: Path) -> None:
+    """Write the page and the document."""
     judged = [{"claim": words, "holds": holds, "seen": seen} for words, holds, seen in claims(state)]
     document = {"date": results.today(), **state, "claims": judged, "failures": dict(failures)}
-    if earlier:
-        kept = {"random-draft", "nccl-start"}
-        kept |= {f"nccl/{profile}" for profile in NCCL_PROFILES}
-        if any(f"table/{steps}" not in state for steps in STEPS):
-            kept |= {f"table/{steps}" for steps in STEPS}
-        document["earlier"] = {key: value for key, value in earlier.items() if key in kept - state.keys() | MACHINE}
-        shown = {claim["claim"] for claim in judged if claim["holds"] is not None}
-        document["earlier"]["claims"] = [
-            claim for claim in earlier["claims"] if claim["claim"] not in shown and claim["holds"] is not None
-        ]
     results.write("engine-gpu", document, page(document), folder)
 
 
@@ -50,7 +36,6 @@ def page(found: Mapping[str, Any]) -> str:
         *_hand(found),
         *_graphs(found),
         *_nccl(found),
-        *_earlier(found),
     ]
     if found["failures"]:
         rows = [(phase, _cut(words)) for phase, words in found["failures"].items()]
@@ -93,23 +78,6 @@ def _steps(found: Mapping[str, Any]) -> str:
         if f"{prefix}table/{steps}" in found
     ]
     return results.table([*header, "start, s", "gate, s"], rows)
-
-
-def _earlier(found: Mapping[str, Any]) -> Iterator[str]:
-    """What only an earlier run showed, with its date: one that had more time, or more GPUs."""
-    if not (earlier := found.get("earlier")):
-        return
-    yield (
-        f"## An earlier run\n\nOf {earlier['date']}, project {earlier['project']}. {_versions(earlier)}; "
-        f"{'; '.join(_gpus(earlier))}."
-    )
-    if any(f"table/{steps}" in earlier for steps in STEPS):
-        yield HOW
-        yield _steps(earlier)
-    if also := earlier.get("claims"):
-        yield "What that run showed and this one did not come to:"
-        yield _claims(also)
-    yield from _nccl(earlier)
 
 
 def _commands(found: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str]]:
@@ -169,15 +137,17 @@ def _hand(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _graphs(found: Mapping[str, Any]) -> Iterator[str]:
-    rows = [
-        (found[step]["profile"], graph["graph"], graph["seconds"], graph["gb"])
-        for step in sorted(found)
-        if step.startswith(("table/", "nccl/")) and "graphs" in found[step]
-        for graph in found[step]["graphs"]
-    ]
-    if rows:
+    """Ranks capture the same graphs side by side: a row is the slowest of them."""
+    slowest: dict[tuple[str, str], tuple[float, float]] = {}
+    for step in sorted(found):
+        if step.startswith(("table/", "nccl/")) and "graphs" in found[step]:
+            for graph in found[step]["graphs"]:
+                of = (found[step]["profile"], graph["graph"])
+                slowest[of] = max(slowest.get(of, (0.0, 0.0)), (graph["seconds"], graph["gb"]))
+    if slowest:
         yield "## CUDA graphs"
-        yield results.table(["profile", "graph", "capture, s", "memory, GB"], rows)
+        rows = [(*of, seconds, gb) for of, (seconds, gb) in slowest.items()]
+        yield results.table(["profile", "graph", "capture, s", "memory of a rank, GB"], rows)
 
 
 def _nccl(found: Mapping[str, Any]) -> Iterator[str]:
@@ -185,22 +155,12 @@ def _nccl(found: Mapping[str, Any]) -> Iterator[str]:
     for profile in NCCL_PROFILES:
         if row := found.get(f"nccl/{profile}"):
             speed = (row["figures"].get("speed") or [{}])[0]
+            ratio = f"{speed['ratio']} ({speed['low']} to {speed['high']})" if "ratio" in speed else "-"
             said: dict[str, str] = next(iter(row["nccl_says"].values()), {})
             settings = ", ".join(f"{name}={value}" for name, value in sorted(said.items()))
-            rows.append((profile, row["outcome"], speed.get("tok_s"), speed.get("ratio"), settings))
-    if start := found.get("nccl-start"):
-        yield (
-            f"## A start with an NCCL set over two GPUs\n\n`{start['command']}` on {start['date']}, project "
-            f"{start['project']}, NCCL {start['nccl_version']}; read after `{start['reached']}`, before its gate."
-        )
-        yield results.table(
-            ["rank", "variable", "in /proc/<pid>/environ", "NCCL's own words"],
-            [
-                (rank, name, value, start["nccl_says"].get(str(gpu), {}).get(name, "-"))
-                for gpu, (rank, held) in enumerate(sorted(start["ranks"].items()))
-                for name, value in held.items()
-            ],
-        )
+            rows.append((profile, row["outcome"], speed.get("tok_s"), ratio, settings))
     if rows:
         yield "## NCCL sets over two GPUs"
-        yield results.table(["profile", "outcome", "tok/s", "ratio to its baseline", "NCCL's own words (rank 0)"], rows)
+        yield results.table(
+            ["profile", "outcome", "tok/s", "ratio to its baseline (95 %)", "NCCL's own words (rank 0)"], rows
+        )

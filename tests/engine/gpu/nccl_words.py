@@ -1,9 +1,7 @@
 """What ranks hold of NCCL's variables, and what NCCL says of them with NCCL_DEBUG=INFO."""
 
-import json
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 # A rank's output reaches the log in blocks that end amid a line, so that another rank's line may follow without a
@@ -25,10 +23,3 @@ def said(text: str) -> dict[str, Any]:
             says.setdefault(found["gpu"], {})[found["name"]] = found["value"]
     version = re.search(r"NCCL version (\S+)", text)
     return {"nccl_says": says, "nccl_version": version and version[1]}
-
-
-def recorded_start(log: Path) -> dict[str, Any]:
-    """A start that was recorded: its log, and beside it (.json) the command, its progress, and what the ranks held."""
-    about: dict[str, Any] = json.loads(log.with_suffix(".json").read_text())
-    reached = about.pop("progress")[-1].split(" ", 1)[1]
-    return {**about, "reached": reached, **said(log.read_text(errors="replace"))}
