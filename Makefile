@@ -34,10 +34,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# Most tests wait more than they work, so three files at a time, the longest first; what measures speed runs alone.
-LONGEST_FIRST := tests/lab tests/sandbox tests/contract tests/engine tests/unit
+# Most tests wait more than they work, so three files at a time; what measures speed runs alone.
 test: lint
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not timing and not long and not engine and not gpu" $(LONGEST_FIRST)
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not timing and not long and not engine and not gpu"
 	$(PYTEST) -m "timing and not long and not engine and not gpu"
 
 test-unit: $(VENV)/.test

@@ -261,6 +261,7 @@ def test_the_simulated_engine_serves_on_the_host_as_its_own_user_and_holds_gpu_m
 # -- the virtual machine -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_virtual_machine_enforces_limits_that_a_container_only_pretends_to_have(vm: Vm) -> None:
     limits = vm.ssh(
         *("sudo", "systemd-run", "--quiet", "--wait", "--pipe"),
