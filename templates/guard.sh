@@ -1,6 +1,6 @@
 #!/bin/sh
 # The host's own dead-man: undoes a release that nobody confirmed, by deadline, at boot, and in a crash loop.
-# It needs sh, coreutils and grep; never ops, never the machine that deployed.
+# It needs sh, coreutils, grep and sed; never ops, never the machine that deployed.
 #
 #   guard.sh watch DIR       supervisord program: boot duties once a boot, then the deadline
 #   guard.sh boot DIR        systemd, before the engine: settle what a reboot interrupted

@@ -13,7 +13,7 @@ app = typer.Typer(help="What is done to a host itself.", no_args_is_help=True)
 def install(
     stack: Annotated[str, typer.Option("--stack", help="Name of a locked stack.")],
     host: Annotated[
-        str | None, typer.Option("--host", help="Host of the inventory. [default: sandbox or OPS_HOST]")
+        str | None, typer.Option("--host", help="Host of the inventory; OPS_HOST, else `sandbox`, when absent.")
     ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="Also let the engine's own parser take this profile's command line.")
@@ -32,7 +32,7 @@ def install(
 @app.command("reboot")
 def reboot(
     host: Annotated[
-        str | None, typer.Option("--host", help="Host of the inventory. [default: sandbox or OPS_HOST]")
+        str | None, typer.Option("--host", help="Host of the inventory; OPS_HOST, else `sandbox`, when absent.")
     ] = None,
     group: Annotated[
         str | None, typer.Option("--group", help="Group of the inventory: one host at a time, each proven.")

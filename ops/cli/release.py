@@ -11,7 +11,7 @@ from ops.cli import output
 from ops.errors import ConfigError
 
 Host = Annotated[
-    str | None, typer.Option("--host", help="Host or pattern of the inventory. [default: sandbox or OPS_HOST]")
+    str | None, typer.Option("--host", help="Host or pattern of the inventory; OPS_HOST, else `sandbox`, when absent.")
 ]
 Group = Annotated[
     str | None, typer.Option("--group", help="Group of the inventory: all its hosts, by the rollout's rules.")
@@ -30,7 +30,7 @@ def deploy(
     host: Host = None,
     group: Group = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the host, show the plan, touch nothing.")] = False,
-    message: Annotated[str, typer.Option("--message", "-m", help="Why; shown by the lock and the journal.")] = "",
+    message: Annotated[str, typer.Option("--message", "-m", help="Why; shown to whoever finds the lock.")] = "",
     assume_baseline: Annotated[
         Path | None, typer.Option(help="Judge speed against this baseline.json instead of measuring the host's own.")
     ] = None,
@@ -73,7 +73,7 @@ def deploy(
 
 def rollback(
     to: Annotated[
-        str | None, typer.Option("--to", help="A release id, or `baseline`. [default: the last good other one]")
+        str | None, typer.Option("--to", help="A release id, or `baseline`; the last good other one when absent.")
     ] = None,
     host: Host = None,
     group: Group = None,
@@ -241,7 +241,7 @@ def _duration(seconds: float) -> str:
 
 def logs(
     host: Host = None,
-    release: Annotated[str | None, typer.Option("--release", help="A release id. [default: the current one]")] = None,
+    release: Annotated[str | None, typer.Option("--release", help="A release id; the current one when absent.")] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines.")] = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     as_json: Json = False,

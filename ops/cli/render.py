@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
 def render(
     profile: Annotated[str, typer.Option(help="Name of the profile.")],
     out: Annotated[Path, typer.Option(help="Folder to write to: new, empty, or written by `ops render` before.")],
-    host: Annotated[str | None, typer.Option(help="Host of the inventory.  [default: OPS_HOST, else sandbox]")] = None,
-    inventory: Annotated[Path | None, typer.Option(help="Inventory file.  [default: envs/hosts.yml]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Host of the inventory; OPS_HOST, else `sandbox`, when absent.")
+    ] = None,
+    inventory: Annotated[
+        Path | None, typer.Option(help="Inventory file; OPS_INVENTORY, else envs/hosts.yml, when absent.")
+    ] = None,
     supervisor: Annotated[
         Literal["systemd", "supervisord"] | None,
         typer.Option(help="Where the inventory does not say: systemd or supervisord."),
@@ -25,23 +30,15 @@ def render(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Write launch.sh, engine.env, the supervisor's file and manifest.json for a host; connects nowhere."""
-    from ops.config import default_host, find_project, hosts_of, load_inventory, resolve_profile, secret_values
-    from ops.render import render as render_release
+    from ops.flows.hosts import Project
 
-    project = find_project(Path.cwd())
-    resolved = resolve_profile(project, profile)
-    known = load_inventory(project, inventory)
-    hosts = hosts_of(known, host) if host else (default_host(known),)
+    project = Project.here()
+    if inventory:
+        project = replace(project, inventory=inventory)
+    hosts = project.hosts(host)
     if len(hosts) != 1:
         raise ConfigError(f"--host {host} names {len(hosts)} hosts; a release is rendered for one")
-    release = render_release(
-        resolved.profile,
-        resolved.stack,
-        resolved.nccl,
-        hosts[0],
-        supervisor=supervisor,
-        secrets=secret_values(resolved.profile.secrets, project),
-    )
+    release = project.release(project.profile(profile), hosts[0], supervisor)
     _write(release, out)
     if as_json:
         row: dict[str, Any] = {

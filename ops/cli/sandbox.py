@@ -24,14 +24,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 def up(
     name: Name = "sandbox",
     time_scale: Annotated[
-        float | None, typer.Option(help="Virtual seconds per second.  [default: 10, or as it was]")
+        float | None, typer.Option(help="Virtual seconds per second; 10, or as it was, when absent.")
     ] = None,
     noise: Annotated[
-        str | None, typer.Option(help="Spread between runs: off or story.  [default: story, or as it was]")
+        str | None, typer.Option(help="Spread between runs: off or story; story, or as it was, when absent.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the noise.  [default: 1, or as it was]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the noise; 1, or as it was, when absent.")] = None,
     load_s: Annotated[
-        float | None, typer.Option(help="Length of a model load, virtual seconds.  [default: 8, or as it was]")
+        float | None, typer.Option(help="Length of a model load, virtual seconds; 8, or as it was, when absent.")
     ] = None,
     root_size_mib: Annotated[
         int | None,

@@ -10,7 +10,8 @@ from ops.errors import ConfigError
 
 def verify(
     host: Annotated[
-        str | None, typer.Option("--host", help="Host or pattern of the inventory. [default: sandbox or OPS_HOST]")
+        str | None,
+        typer.Option("--host", help="Host or pattern of the inventory; OPS_HOST, else `sandbox`, when absent."),
     ] = None,
     group: Annotated[str | None, typer.Option("--group", help="Group of the inventory, all its hosts at once.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print every check, not only what is wrong.")] = False,

@@ -112,12 +112,11 @@ def hosts_of(inventory: Inventory, pattern: str) -> tuple[HostSpec, ...]:
     return tuple(host for host in inventory.hosts if host.name in wanted)
 
 
-def default_host(inventory: Inventory, environ: Mapping[str, str] | None = None) -> HostSpec:
-    """The host of a command without `--host`: OPS_HOST, else the one called `sandbox`, else the only one.
+def default_host(inventory: Inventory, named: str | None = None) -> HostSpec:
+    """The host of a command without `--host`: `named` (OPS_HOST), else the one called `sandbox`, else the only one.
 
     Raises: ConfigError when that is not one host.
     """
-    named = (os.environ if environ is None else environ).get("OPS_HOST")
     if named:
         found = hosts_of(inventory, named)
     else:

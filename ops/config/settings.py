@@ -1,4 +1,4 @@
-"""Settings from the environment and `.env`: OPS_PROJECT, OPS_INVENTORY, OPS_HOST, and overrides of profile keys.
+"""Settings from the environment and `.env`: OPS_INVENTORY, OPS_HOST, and overrides of profile keys.
 
 `OPS_ENGINE__PORT=8001` replaces `engine.port` of every profile that is resolved, `OPS_ENV__NCCL_DEBUG=INFO` adds to
 the environment map; values read as in a file (`true`, `8`, `[1, 8]`). The environment wins over `.env`. Overrides of
@@ -30,9 +30,10 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
-    project: Path | None = Field(None, description="OPS_PROJECT: folder that holds envs/.")
     inventory: Path | None = Field(None, description="OPS_INVENTORY: inventory file; default envs/hosts.yml.")
-    host: str | None = Field(None, description="OPS_HOST: host when --host is absent; default: `sandbox`.")
+    host: str | None = Field(
+        None, description="OPS_HOST: host when --host is absent; default: `sandbox`, else the only one."
+    )
 
 
 class _GivenEnvironment(EnvSettingsSource):

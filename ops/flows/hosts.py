@@ -23,22 +23,26 @@ from ops.run import Identity, Run, observe
 class Project:
     """The folder that holds `envs/`, and what its settings say.
 
-    Attributes: secrets: values that the caller has from elsewhere (Ansible Vault); they win over the environment.
+    Attributes:
+        secrets: values that the caller has from elsewhere (Ansible Vault); they win over the environment.
+        default_host: OPS_HOST; the host of a command that names none.
     """
 
     root: Path
     inventory: Path | None = None
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    default_host: str | None = None
 
     @classmethod
     def here(cls) -> "Project":
         root = find_project(Path.cwd())
-        return cls(root, load_settings(root).inventory)
+        settings = load_settings(root)
+        return cls(root, settings.inventory, default_host=settings.host)
 
     def hosts(self, pattern: str | None) -> tuple[HostSpec, ...]:
         """The hosts a pattern names; without one the default host."""
         inventory = load_inventory(self.root, self.inventory)
-        return hosts_of(inventory, pattern) if pattern else (default_host(inventory),)
+        return hosts_of(inventory, pattern) if pattern else (default_host(inventory, self.default_host),)
 
     def host(self, name: str | None) -> HostSpec:
         """One host. Raises: ConfigError when there is none of that name, or several."""

@@ -63,7 +63,7 @@ def _require(run: Run, verify: bool) -> None:
     if facts["supervisor"] != "systemd":
         raise ConfigError(
             "without systemd a container cannot reboot itself",
-            hint="restart it where you rent it (or `ops sandbox reboot`), then: ops verify, ops gate",
+            hint="restart it where you rent it (or `ops sandbox fault reboot`), then: ops verify, ops gate",
             host=spec.name,
         )
     if facts["links"]["current"] is None:

@@ -49,7 +49,7 @@ def ruling(seen: Mapping[str, Completion], reference: Mapping[str, tuple[int, ..
     if len(prefixes) < len(seen) or not prefixes or not all(c.output_ids for c in seen.values()):
         return ASK.inconclusive(
             "token ids are missing on one side",
-            "measure the baseline again: `ops deploy --profile` of it",
+            "remove baseline.json from the instance's folder on the host, then deploy the baseline to measure it",
             prefixes=prefixes,
         )
     early = sorted(name for name, length in prefixes.items() if length < policy.min_prefix_tokens)

@@ -143,7 +143,7 @@ def ruling(compared: Sequence[Compared], drifts: Sequence[str]) -> Verdict:
             what = f"slower than {result.threshold:g} x the baseline" if slow else "later first token than allowed"
             return ASK.failed(
                 f"{what} with {result.words()}",
-                "fewer steps, another NCCL set, or the fallback profile: `ops tune` sweeps them",
+                "fewer steps, another NCCL set, or the fallback profile",
                 **evidence,
             )
     for result in compared:

@@ -69,7 +69,7 @@ class Profile(Data):
     stack: Name = Field(description="Name of the pinned software stack (`envs/stacks/`).")
     runtime: Literal["native", "docker"] = Field("native", description="Start from a venv, or from an image by digest.")
     run_as: str | None = Field(
-        None, pattern=r"^[a-z_][a-z0-9_-]*$", description="Unprivileged user the engine runs as (systemd hosts)."
+        None, pattern=r"^[a-z_][a-z0-9_-]*$", description="Unprivileged user the engine runs as."
     )
     nccl: Name = Field("default", description="Name of the NCCL set (`envs/nccl/`).")
     nccl_conf: bool = Field(False, description="Also write the set to /etc/nccl.conf (host-wide; backed up).")
@@ -82,7 +82,9 @@ class Profile(Data):
         "0600 files on the host only. SGLANG_API_KEY and SGLANG_ADMIN_API_KEY become the engine's keys.",
     )
     fallback: Name | None = Field(None, description="Non-speculative profile to fall back to; yardstick of the speed.")
-    keep_releases: int = Field(5, ge=2, le=1000, description="Releases kept on a host beside those in use.")
+    keep_releases: int = Field(
+        5, ge=2, le=1000, description="Releases kept on a host; those that a link names always are."
+    )
     engine: Engine = Field(description="The engine's command line.")
     target: Target = Field(description="Pins of the target model.")
     speculation: Speculation | None = Field(None, description="Speculative decoding; null: none.")

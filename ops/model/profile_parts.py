@@ -69,7 +69,9 @@ class Target(Data):
     hidden_size: int = Field(ge=1, le=1_000_000, description="Width of the target's hidden states.")
     vocab_size: int = Field(ge=1, le=10_000_000, description="Entries of the target's vocabulary.")
     config_sha256: Sha256 | None = Field(None, description="Digest of config.json; absent: recorded when first good.")
-    weights_sha256: Sha256 | None = Field(None, description="Digest of the weights; absent: recorded when first good.")
+    weights_sha256: Sha256 | None = Field(
+        None, description="Digest of the weights, as `ops` makes it; absent: they (hundreds of GB) are not read."
+    )
 
 
 class Draft(Data):
@@ -115,7 +117,6 @@ class Traffic(Data):
         (1, 8), min_length=1, description="Concurrent users to measure at, ascending."
     )
     temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature; 0 is greedy.")
-    max_tokens: int = Field(500, ge=8, le=100_000, description="Tokens generated a request.")
     prompts: dict[PromptName, Prompt] | None = Field(
         None,
         description="Prompts of this traffic, by name, for the gate to ask and measure with; null: the project's own. "
@@ -131,7 +132,9 @@ class Timeouts(Data):
         120, description="Wait for running requests before the stop, which cuts what still runs then."
     )
     stop_timeout_s: Seconds = Field(60, description="From SIGTERM to SIGKILL of the whole group.")
-    gate_timeout_s: Seconds = Field(600, description="All gates together.")
+    gate_timeout_s: Seconds = Field(
+        600, description="The gate's part of the guard's deadline; the gate itself is not cut at it."
+    )
     guard_margin_s: Seconds = Field(60, description="What the host's guard waits beyond the sum of the others.")
 
 

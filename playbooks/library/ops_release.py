@@ -36,7 +36,7 @@ options:
         else by now, so that all hosts of a roll get the same.
     type: str
   message:
-    description: Why; shown by the lock and kept in the journal.
+    description: Why; shown to whoever finds the lock.
     type: str
     default: ""
   assume_baseline:

@@ -123,7 +123,7 @@ def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("name", [cell.name for cell in cells(QUICK_POINTS)])
 def test_a_fault_leaves_one_whole_server_and_the_truth(reports: dict[str, Report], name: str) -> None:
-    if name not in reports and not may_mount():
+    if name.endswith("-disk-full") and not may_mount():
         pytest.skip(NO_MOUNT)
     assert name in reports, "not played: no host came up for it (see progress.txt in the test's folder)"
     report = reports[name]

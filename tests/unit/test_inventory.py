@@ -48,7 +48,7 @@ def inventory_file(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_default_host_is_the_sandbox_with_its_own_paths(repository: Path) -> None:
-    host = default_host(load_inventory(repository, environ={}), {})
+    host = default_host(load_inventory(repository, environ={}))
 
     base = f"{repository}/.sandbox/sandbox"
     assert (host.name, host.address, host.port, host.bind) == ("sandbox", "127.0.77.1", 2222, "127.0.77.1")
@@ -89,8 +89,8 @@ def test_hosts_are_chosen_by_name_group_or_list(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no host or group 'gpu04'.*did you mean gpu"):
         hosts_of(inventory, "gpu04")
     with pytest.raises(ConfigError, match="which host"):
-        default_host(inventory, {})
-    assert default_host(inventory, {"OPS_HOST": "edge"}).name == "edge"
+        default_host(inventory)
+    assert default_host(inventory, "edge").name == "edge"
 
 
 def test_the_variable_ops_inventory_names_another_file(tmp_path: Path) -> None:

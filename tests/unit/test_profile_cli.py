@@ -144,7 +144,7 @@ def test_render_for_an_unknown_host_names_near_ones(ops: Ops, project: Path) -> 
 def test_render_gives_the_files_of_the_library(ops: Ops, project: Path) -> None:
     from ops.config import default_host, load_inventory
 
-    release = rendered(project, "baseline", default_host(load_inventory(project, environ={}), {}))
+    release = rendered(project, "baseline", default_host(load_inventory(project, environ={})))
     ops("render", "--profile", "baseline", "--out", str(project / "out"))
 
     assert {f.name: f.content for f in release.files} == {p.name: p.read_bytes() for p in (project / "out").iterdir()}
