@@ -46,10 +46,10 @@ test-long: lint
 	$(PYTEST) -m "long or engine"
 
 test-engine-cpu: $(VENV)/.test
-	$(PYTEST) -m engine tests/engine
+	OPS_REQUIRE_ENGINE=1 $(PYTEST) -m engine tests/engine
 
 test-engine-gpu: $(VENV)/.test
-	$(PYTEST) -m gpu tests/engine
+	OPS_REQUIRE_ENGINE=1 $(PYTEST) -m gpu tests/engine
 
 # Hosts that really reboot: needs root on Debian or Ubuntu; says in one line why when it cannot.
 lab: $(VENV)/.test

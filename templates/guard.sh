@@ -5,6 +5,7 @@
 #   guard.sh watch DIR       supervisord program: boot duties once a boot, then the deadline
 #   guard.sh boot DIR        systemd, before the engine: settle what a reboot interrupted
 #   guard.sh expire DIR      systemd timer: the deadline
+#   guard.sh rotate DIR      systemd timer: logs that grew too large
 #   guard.sh run DIR [USER]        supervisord engine program: pre-start, then become the engine (as USER)
 #   guard.sh wanted DIR            systemd ExecCondition: fails when it was stopped on purpose
 #   guard.sh asked DIR             systemd ExecStop: notes a stop that somebody asked for
@@ -16,8 +17,9 @@ command=$1
 user=${3:-}
 dir=$(cd "$2" && pwd -P) || exit 2
 guard=$dir/guard
+NCCL_CONF=/etc/nccl.conf
 # shellcheck source=/dev/null
-. "$guard/guard.conf" # SUPERVISOR SUPERVISORCTL ENGINE LOAD_TIMEOUT_S CRASH_LIMIT LOG_MAX_KIB RUN_AS
+. "$guard/guard.conf" # SUPERVISOR SUPERVISORCTL SUPERVISORD_CONF ENGINE LOAD_TIMEOUT_S CRASH_LIMIT LOG_MAX_KIB RUN_AS
 
 now() { date +%s; }
 
@@ -62,13 +64,15 @@ unit() { # systemd: make the installed unit that of `current`; a reload only whe
     fi
 }
 
+control() { "$SUPERVISORCTL" -c "$SUPERVISORD_CONF" "$@" >/dev/null; }
+
 engine_start() {
     : >"$guard/ordered"
     case $SUPERVISOR in
     supervisord)
-        $SUPERVISORCTL reread >/dev/null
-        $SUPERVISORCTL update "$ENGINE" >/dev/null
-        $SUPERVISORCTL start "$ENGINE" >/dev/null
+        control reread
+        control update "$ENGINE"
+        control start "$ENGINE"
         ;;
     systemd)
         unit
@@ -79,7 +83,7 @@ engine_start() {
 
 engine_stop() {
     case $SUPERVISOR in
-    supervisord) $SUPERVISORCTL stop "$ENGINE" >/dev/null ;;
+    supervisord) control stop "$ENGINE" ;;
     systemd) systemctl stop "$ENGINE" ;;
     esac
 }
@@ -87,7 +91,7 @@ engine_stop() {
 carrying() { # $1: NAME=VALUE; pids that were started with it. A container's root may have to ask as their user
     grep -lzxFs "$1" /proc/[0-9]*/environ | cut -d/ -f3
     if [ -n "${RUN_AS:-}" ] && [ "$(id -u)" = 0 ]; then
-        setpriv --reuid="$RUN_AS" --regid="$RUN_AS" --init-groups grep -lzxFs "$1" /proc/[0-9]*/environ | cut -d/ -f3
+        setpriv --reuid="$RUN_AS" --regid="$(id -g "$RUN_AS")" --init-groups grep -lzxFs "$1" /proc/[0-9]*/environ | cut -d/ -f3
     fi
 }
 
@@ -103,14 +107,21 @@ serves() { # $1: release; true when our processes run it
     { ours && carrying "OPS_RELEASE=$1" | sort -u; } | sort | uniq -d | grep -q .
 }
 
-nccl_conf() { # put /etc/nccl.conf into the state that release $1 wants; only ever replaces what ops wrote
-    [ -f "$guard/nccl.conf.ours" ] || [ -f "$dir/releases/$1/nccl.conf" ] || return 0
-    if [ -f "$dir/releases/$1/nccl.conf" ]; then
-        cp "$dir/releases/$1/nccl.conf" /etc/nccl.conf
-        : >"$guard/nccl.conf.ours"
-    else
-        if [ -f "$guard/nccl.conf.before" ]; then cp "$guard/nccl.conf.before" /etc/nccl.conf; else rm -f /etc/nccl.conf; fi
+same() { # $1: file, $2: what it shall be a copy of; absent too
+    if [ -f "$2" ]; then cp "$2" "$1.guard" && mv -T "$1.guard" "$1"; else rm -f "$1"; fi
+}
+
+nccl_conf() { # put /etc/nccl.conf into the state that release $1 wants (empty: none); ops.remote.lifecycle says how
+    if [ -n "$1" ] && [ -f "$dir/releases/$1/nccl.conf" ]; then
+        if [ ! -f "$guard/nccl.conf.ours" ]; then
+            same "$guard/nccl.conf.before" "$NCCL_CONF" || return
+            : >"$guard/nccl.conf.ours"
+        fi
+        same "$NCCL_CONF" "$dir/releases/$1/nccl.conf"
+    elif [ -f "$guard/nccl.conf.ours" ]; then
+        same "$NCCL_CONF" "$guard/nccl.conf.before"
         rm -f "$guard/nccl.conf.ours"
+        rm -f "$guard/nccl.conf.before"
     fi
 }
 
@@ -145,6 +156,7 @@ settle() { # $1: boot|deadline|crash-loop. guard/fired is ours: go back to the l
             sweep
         fi
         rm -f "$dir/current"
+        nccl_conf ''
         put "$guard/wanted" stopped
         journal "\"event\":\"restored\",\"run\":\"$RUN\",\"release\":null,\"undone\":\"$RELEASE\",\"by\":\"guard\",\"reason\":\"$1\",\"gated\":false"
     fi
@@ -252,6 +264,7 @@ watch)
     ;;
 boot) boot ;;
 expire) expire ;;
+rotate) rotate ;;
 pre-start) pre_start ;;
 asked) # systemd calls this after a crash too, but then without a main process. The result tells nothing: an engine
     # that was asked to stop ends by killing itself.
@@ -264,7 +277,7 @@ run)
     # shellcheck disable=SC3045 # dash, bash and busybox know -S and -H; another shell leaves the limit as it is
     ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || :
     if [ -n "$user" ] && [ "$(id -un)" != "$user" ]; then
-        exec setpriv --reuid="$user" --regid="$user" --init-groups --reset-env "$dir/current/launch.sh"
+        exec setpriv --reuid="$user" --regid="$(id -g "$user")" --init-groups --reset-env "$dir/current/launch.sh"
     fi
     exec "$dir/current/launch.sh"
     ;;

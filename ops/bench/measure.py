@@ -23,6 +23,10 @@ class RunFailed(Exception):
     """A measured request did not end as it should; its words come from the server."""
 
 
+class NotCold(RunFailed):
+    """The prefix cache kept answering: every request was fine, none was a measurement."""
+
+
 def measure(
     server: Server,
     prompts: Mapping[str, str],
@@ -33,11 +37,15 @@ def measure(
     timeout_s: float,
     first: int = 0,
     temperature: float = 0.0,
+    nonce: str = "",
     done: Callable[[Run], None] = lambda run: None,
 ) -> list[Run]:
     """Measure runs number `first` to `first + runs` - 1 of an arm; prompts take turns.
 
-    Raises: RunFailed when a request fails, is cut short, or keeps being answered from the prefix cache.
+    `nonce`: fresh for each measurement and always as long, for an engine that refuses to flush its prefix cache: it
+    still knows the prompts of the measurement before.
+
+    Raises: RunFailed when a request fails or is cut short; NotCold when the prefix cache keeps answering.
     """
     names = list(prompts)
     measured: list[Run] = []
@@ -46,7 +54,8 @@ def measure(
             chosen = [names[number % len(names)]]
         else:
             chosen = [names[i % len(names)] for i in range(concurrency)]
-        run = _cold_run(server, [(n, prompts[n]) for n in chosen], number, tokens, timeout_s, temperature)
+        bust = f"{nonce}.{number:03d}"
+        run = _cold_run(server, [(n, prompts[n]) for n in chosen], bust, tokens, timeout_s, temperature)
         done(run)
         measured.append(run)
     return measured
@@ -71,7 +80,7 @@ def strata_of(concurrency: int, prompts: Mapping[str, str]) -> int:
 def _cold_run(
     server: Server,
     prompts: list[tuple[str, str]],
-    number: int,
+    bust: str,
     tokens: int,
     timeout_s: float,
     temperature: float,
@@ -80,19 +89,19 @@ def _cold_run(
         # A flush leaves the prompts as they are, so both arms decode the same text. Where the engine refuses it
         # (admin key, no endpoint), a number in front makes every prompt new.
         flushed = server.flush_cache()
-        texts = _apart([text for _, text in prompts], "" if flushed and attempt == 0 else f"{number}.{attempt}.")
+        texts = _apart([text for _, text in prompts], "" if flushed and attempt == 0 else f".{bust}.{attempt}")
         requests = [Generation(text=text, tokens=tokens, temperature=temperature) for text in texts]
         alone = len(requests) == 1
         completions = server.batch(requests, len(requests), timeout_s, stream=alone)
         _complete(completions, tokens)
         if not any(_from_cache(c) for c in completions):
             return _run(completions, prompts[0][0] if alone else MIXED)
-    raise RunFailed("prompts keep being answered from the prefix cache, flushed and changed alike")
+    raise NotCold("prompts keep being answered from the prefix cache, flushed and changed alike")
 
 
 def _apart(texts: Sequence[str], bust: str) -> list[str]:
     """Number the repetitions of a prompt within a batch (everything with `bust`): equal ones share a prefill."""
-    return [f"({bust}{i}) {text}" if bust or text in texts[:i] else text for i, text in enumerate(texts)]
+    return [f"({i}{bust}) {text}" if bust or text in texts[:i] else text for i, text in enumerate(texts)]
 
 
 def _complete(completions: Sequence[Completion], tokens: int) -> None:

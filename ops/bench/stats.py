@@ -16,8 +16,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ops.bench.student import t_quantile
+from ops.model.profile_parts import first_look
 
 ERROR = 0.05
+
+
+class NotComparable(ValueError):
+    """These runs prove nothing about each other, or are too few; says why."""
 
 
 class Ruling(StrEnum):
@@ -43,7 +48,7 @@ class Sample:
         if len(self.values) != len(self.strata):
             raise ValueError(f"{len(self.values)} values but {len(self.strata)} strata")
         if any(not value > 0 for value in self.values):
-            raise ValueError("a rate or a time must be above 0")
+            raise NotComparable("a rate or a time must be above 0")
 
     @property
     def n(self) -> int:
@@ -113,32 +118,32 @@ class Plan:
         return self.looks[-1]
 
 
-def plan(max_runs: int, strata: int, first: int = 12) -> Plan:
+def plan(max_runs: int, strata: int) -> Plan:
     """Return the looks for at most `max_runs` runs over `strata` prompts: complete rounds of prompts only.
 
-    The first look comes after `first` runs (rounded up to complete rounds, and at least three rounds of prompts, so
-    that there is a spread to estimate), then after every four runs or every round, whichever is more.
+    The first look comes after 12 runs (rounded up to complete rounds, and at least three rounds of prompts, so that
+    there is a spread to estimate), then after every four runs or every round, whichever is more.
 
-    Raises: ValueError when `max_runs` leaves no look.
+    Raises: NotComparable when `max_runs` leaves no look.
     """
-    start = strata * max(3, math.ceil(first / strata))
+    start = first_look(strata)
     step = strata * math.ceil(4 / strata)
     looks = tuple(range(start, max_runs + 1, step))
     if not looks:
-        raise ValueError(f"max_runs {max_runs} is too few: the first look is after {start} runs")
+        raise NotComparable(f"max_runs {max_runs} is too few: the first look is after {start} runs")
     return Plan(looks)
 
 
 def ratio_interval(candidate: Sample, baseline: Sample, error: float) -> Interval:
     """Return mean(candidate) / mean(baseline) with an interval that misses with probability `error`.
 
-    Raises: ValueError when a sample has no spread to estimate, or the samples hold different mixes of strata.
+    Raises: NotComparable when a sample has no spread to estimate, or the samples hold different mixes of strata.
     Source: delta method for log(mean); B. L. Welch, Biometrika 34 (1947), for the degrees of freedom.
     """
     if candidate.df < 2 or baseline.df < 2:
-        raise ValueError(f"too few runs: {candidate.n} and {baseline.n}")
+        raise NotComparable(f"too few runs: {candidate.n} and {baseline.n}")
     if not _same_mix(candidate, baseline):
-        raise ValueError(f"different prompts: {candidate.proportions()} against {baseline.proportions()}")
+        raise NotComparable(f"different prompts: {candidate.proportions()} against {baseline.proportions()}")
     shares = [sample.variance / sample.n / sample.mean**2 for sample in (candidate, baseline)]
     variance = math.fsum(shares)
     log_ratio = math.log(candidate.mean / baseline.mean)
@@ -154,7 +159,8 @@ def ratio_interval(candidate: Sample, baseline: Sample, error: float) -> Interva
 def look(candidate: Sample, baseline: Sample, schedule: Plan) -> Interval:
     """Return the interval of one of the schedule's looks.
 
-    Raises: ValueError when the candidate's run count is not one of the looks: an unplanned look is not paid for.
+    Raises: ValueError when the candidate's run count is not one of the looks: an unplanned look is not paid for;
+    NotComparable.
     """
     if candidate.n not in schedule.looks:
         raise ValueError(f"no look is planned after {candidate.n} runs, only after {schedule.looks}")

@@ -15,10 +15,11 @@ def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verd
         return ask.passed("no running container could lose its GPUs", **danger)
     if not facts["unit_loaded"]:
         return ask.passed(f"a first unit needs no reload, so {names} keep their GPUs", **danger)
-    if not _changes(facts):
+    if not _changes(facts) and not facts["unit_stale"]:
         return ask.passed(f"the units stay as they are, so no reload touches {names}", **danger)
+    why = "the new unit" if _changes(facts) else "the unit or a drop-in of it was edited and"
     return ask.failed(
-        f"the new unit needs `systemctl daemon-reload`, which could take the GPUs away from {names}: Docker's cgroup "
+        f"{why} needs `systemctl daemon-reload`, which could take the GPUs away from {names}: Docker's cgroup "
         "driver is systemd and /dev/char has no links for the NVIDIA devices",
         "make the links (nvidia-ctk system create-dev-char-symlinks --create-all), give that container its GPUs by CDI "
         "or --device, or stop it for the deploy",

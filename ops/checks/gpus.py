@@ -1,4 +1,4 @@
-"""As many GPUs as the tensor-parallel group needs, and none of their memory held by somebody else."""
+"""As many GPUs as the model has ranks, and none of their memory held by somebody else."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +18,14 @@ def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verd
             f"nvidia-smi does not answer: {facts.get('gpu_problem') or 'no output'}",
             "install or repair the driver; name its folder in ops_search_path if it is elsewhere",
         )
-    needed = spec.ranks(profile.engine.tensor_parallel)
+    engine = profile.engine
+    needed = spec.ranks(engine.ranks)
     if len(gpus["devices"]) < needed:
+        more = "" if engine.ranks == engine.tensor_parallel else ", pipeline stages and replicas counted"
         return ask.failed(
-            f"{len(gpus['devices'])} GPUs, but tensor parallel over {needed}" + (" on each host" if spec.node else ""),
-            "choose another host, or change engine.tensor_parallel",
+            f"{len(gpus['devices'])} GPUs, but tensor parallel over {needed}{more}"
+            + (" on each host" if spec.node else ""),
+            "choose another host, or change engine.tensor_parallel" + (" (or pp-size, dp-size)" if more else ""),
         )
     ours = {process["pid"] for process in facts["processes"]}
     foreign = [h for h in gpus["holders"] if h["pid"] not in ours and h.get("state") != "Z"]  # `zombies` tells of those

@@ -25,6 +25,13 @@ def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verd
             "put the pinned models there, or change the pins in the profile on purpose",
             problems=problems,
         )
+    unread = list(wiring.unread(profile, models))
+    if unread:
+        return ask.inconclusive(
+            f"pinned, but not read on the host: {', '.join(unread)}",
+            "put the weights there, or check their permissions",
+            unread=unread,
+        )
     return ask.passed("as pinned")
 
 

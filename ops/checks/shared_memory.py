@@ -10,7 +10,7 @@ MIB_PER_RANK = 16
 
 
 def judge(ask: Question, facts: Facts, profile: Profile, spec: HostSpec) -> Verdict:
-    ranks = spec.ranks(profile.engine.tensor_parallel)
+    ranks = spec.ranks(profile.engine.ranks)
     needed = MIB_PER_RANK * ranks if ranks > 1 else 0
     total = facts["shm"]["total_mib"]
     if total < needed:

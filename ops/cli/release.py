@@ -178,17 +178,20 @@ def status(
     from ops.fleet.whole import whole
     from ops.flows.hosts import Project
     from ops.flows.status import status as flow
+    from ops.model.result import document
 
     if host and group:
         raise ConfigError("--host and --group exclude each other")
     results = whole(each(Project.here().hosts(group or host), flow))
-    if not as_json:
+    found = document("status", results)
+    if found["exit_code"] == 0 and check and not all(result.details.get("good") for result in results):
+        found["exit_code"] = 6
+    if as_json:
+        output.print_json(found)
+    else:
         for result in results:
             print(_status_line(result.model_dump()))
-    code = output.finish("status", results, True) if as_json else max(result.exit_code for result in results)
-    if code == 0 and check and not all(result.details.get("good") for result in results):
-        code = 6
-    raise typer.Exit(code)
+    raise typer.Exit(found["exit_code"])
 
 
 def _status_line(row: dict[str, Any]) -> str:

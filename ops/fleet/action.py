@@ -16,13 +16,14 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from ops.config.settings import find_project
-from ops.errors import OpsError
+from ops.errors import Exit, OpsError
 from ops.fleet import events
 from ops.fleet.host_task import Told
 from ops.fleet.lifeline import Emit, Ended, alone, die_with_parent
 from ops.flows.hosts import Project
 from ops.model.inventory import HostSpec
 from ops.model.result import HostResult
+from ops.remote import processes
 
 _SPEC_KEYS = ("type", "required", "default", "choices", "elements", "no_log")
 
@@ -85,15 +86,22 @@ class Action(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         except OpsError as error:
             raise AnsibleActionFail(_words(str(error), error.hint)) from error
         die_with_parent(os.getppid())
+        touches = not self._task.check_mode
+        answered = False
+
+        def heard(event: events.Event) -> None:
+            nonlocal answered
+            answered = answered or (event["event"] == "result" and event["host"] == name)
+            self._show(event)
 
         def work(emit: Emit) -> dict[str, Any]:
             def both(event: events.Event) -> None:
                 if path:
                     events.append(path, event)
-                else:
+                if not path or event["event"] == "result":
                     emit(event)
 
-            both({"event": "working", "host": name, "pid": os.getpid(), "task": self._name})
+            both({"event": "working", "host": name, "task": self._name, "final": self.FINAL and touches, **_myself()})
             told = self._told(project, spec, arguments, EventReporter(both))
             row = told.result.model_dump(mode="json")
             if self.FINAL:
@@ -102,9 +110,13 @@ class Action(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             return {"row": row, "unreachable": told.unreachable, "diffs": list(told.diffs)}
 
         try:
-            done = alone(work, self._show)
+            done = alone(work, heard)
         except Ended as ended:
-            return _broken(name, ended)
+            row = _broken(spec, ended, touches)
+            if self.FINAL and path and not answered:
+                events.append(path, {"event": "result", "host": name, "result": row.model_dump(mode="json")})
+            message = _words(row.message, row.hint)
+            return {"failed": True, "changed": True, "outcome": row.outcome, "exit_code": row.exit_code, "msg": message}
         return self._result(HostResult.model_validate(done["row"]), done["unreachable"], done["diffs"])
 
     @property
@@ -178,17 +190,26 @@ def project_of(variables: Mapping[str, Any]) -> Project:
     return Project(root, inventory, secrets)
 
 
-def _broken(host: str, ended: Ended) -> dict[str, Any]:
+def _myself() -> dict[str, Any]:
+    """This process, so that a later one with its number is not taken for it."""
+    facts = processes.stat(os.getpid())
+    return {"pid": os.getpid(), "start": facts["starttime"] if facts else None}
+
+
+def _broken(spec: HostSpec, ended: Ended, touches: bool) -> HostResult:
+    """What became of a host whose process ended without saying so itself. touches: it may have changed something."""
     if ended.signal is None:
-        return {"failed": True, "changed": True, "outcome": "bug", "exit_code": 1, "msg": f"a bug in ops: {ended}"}
-    message = f"the process that worked on {host} was {ended}; what it did not confirm, the host's guard undoes"
-    return {
-        "failed": True,
-        "changed": True,
-        "outcome": "unsafe",
-        "exit_code": 4,
-        "msg": _words(message, f"ops status --host {host}"),
-    }
+        return HostResult.on(spec, outcome="bug", exit_code=int(Exit.BUG), message=f"a bug in ops: {ended}")
+    if not touches:
+        message = f"the process that looked at {spec.name} was {ended}"
+        return HostResult.on(spec, outcome="refused", exit_code=int(Exit.REFUSED), message=message, changed=False)
+    return HostResult.on(
+        spec,
+        outcome="unsafe",
+        exit_code=int(Exit.UNSAFE),
+        message=f"the process that worked on {spec.name} was {ended}; what it did not confirm, the host's guard undoes",
+        hint=f"ops status --host {spec.name}",
+    )
 
 
 def _words(message: str, hint: str) -> str:

@@ -18,7 +18,7 @@ from ops.flows.deploy import DeployOptions, deploy
 from ops.flows.hosts import Project, connected
 from ops.flows.reboot import reboot
 from ops.flows.report import failed
-from ops.flows.rollback import rollback
+from ops.flows.rollback import choose, rollback
 from ops.flows.status import status
 from ops.flows.verify import verify
 from ops.model.inventory import HostSpec
@@ -96,11 +96,16 @@ def good(spec: HostSpec, release: str | None, wish: Wish, reporter: Reporter) ->
     if target is not None and now.details["good"] and links["current"] == target:
         message = f"{target} serves already; nothing was done"
         return Told(now.model_copy(update={"outcome": "unchanged", "changed": False, "message": message}))
-    diffs = _link_diff(spec, links["current"], target or "the last good release before it")
+    to = None if release == PREVIOUS else target or release  # what is not there is refused, not replaced by another
     if wish.check:
-        update = {"outcome": "planned", "changed": True, "message": f"would go back to {target or 'the last good one'}"}
-        return Told(now.model_copy(update=update), diffs=diffs)
-    to = None if release == PREVIOUS else target
+        try:
+            with connected(spec) as host:
+                chosen = choose(observe(host), to)
+        except OpsError as error:
+            return Told(failed(spec, None, error))
+        update = {"outcome": "planned", "changed": True, "message": f"would go back to {chosen}"}
+        return Told(now.model_copy(update=update), diffs=_link_diff(spec, links["current"], chosen))
+    diffs = _link_diff(spec, links["current"], to or "the last good release before it")
     return Told(rollback(spec, to, reporter, break_lock=wish.options.break_lock), diffs=diffs)
 
 

@@ -10,14 +10,15 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
 
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,22 +50,25 @@ def alone(work: Callable[[Emit], dict[str, Any]], on_event: Emit) -> dict[str, A
     """
     read, write = os.pipe()
     parent = os.getpid()
+    # Held back until both sides know what to do with them: one that came in between would end this process at once.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     pid = os.fork()
     if pid == 0:
         os.close(read)
-        _child(parent, write, work)
+        _child(parent, write, work, before)
     os.close(write)
     result: dict[str, Any] | None = None
     bug = ""
     with _passing_signals_to(pid), os.fdopen(read, encoding="utf-8") as stream:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for line in stream:
             message = json.loads(line)
-            if "result" in message:
-                result = message["result"]
-            elif "bug" in message:
-                bug = message["bug"]
-            else:
+            if "event" in message:  # one of these tells a result too: what became of a host
                 on_event(message)
+            elif "result" in message:
+                result = message["result"]
+            else:
+                bug = message["bug"]
         _, status = os.waitpid(pid, 0)
     if result is not None:
         return result
@@ -80,15 +84,16 @@ def lead_a_session() -> None:
         raise KeyboardInterrupt
 
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ENDING:
         signal.signal(number, interrupt)
 
 
-def _child(parent: int, write: int, work: Callable[[Emit], dict[str, Any]]) -> None:
+def _child(parent: int, write: int, work: Callable[[Emit], dict[str, Any]], mask: Iterable[int]) -> None:
     """Never returns: nothing above on the stack belongs to this process."""
     code = 0
     try:
         lead_a_session()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         die_with_parent(parent)
         _say(write, {"result": work(lambda event: _say(write, event))})
@@ -116,9 +121,10 @@ def _passing_signals_to(pid: int) -> Iterator[None]:
     def hand_on(number: int, frame: FrameType | None) -> None:
         if not passed:
             passed.append(number)
-            os.kill(pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it ended this moment
+                os.kill(pid, signal.SIGTERM)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, hand_on) for number in _ENDING}
     try:
         yield
     finally:

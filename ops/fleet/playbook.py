@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,22 @@ _POLL_S = 0.1
 _STDERR_KEPT = 4000
 
 
+@dataclass(frozen=True)
+class Worker:
+    """A process that works on a host; its start tells it from a later one with the same number."""
+
+    host: str
+    start: int | None
+
+
 @dataclass
 class Followed:
     """What a playbook's events said.
 
     Attributes:
         results: the latest result of each host. unreachable: host to reason. refused: why a wave was not begun.
-        failures: (host, task, message) of tasks that failed. working: pids at work by host.
+        failures: (host, task, message) of tasks that failed. working: processes at work. unanswered: hosts whose work
+            began and has not said what became of them.
     """
 
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -36,7 +46,8 @@ class Followed:
     refused: str = ""
     failures: list[tuple[str, str, str]] = field(default_factory=list)
     diffs: dict[str, str] = field(default_factory=dict)
-    working: dict[int, str] = field(default_factory=dict)
+    working: dict[int, Worker] = field(default_factory=dict)
+    unanswered: set[str] = field(default_factory=set)
     code: int = 0
     interrupted: int = 0
     stderr: str = ""
@@ -46,6 +57,7 @@ class Followed:
         kind = event["event"]
         if kind == "result":
             self.results[event["host"]] = event["result"]
+            self.unanswered.discard(event["host"])
         elif kind == "unreachable":
             self.unreachable[event["host"]] = event["message"]
         elif kind == "refused":
@@ -53,7 +65,9 @@ class Followed:
         elif kind == "failed":
             self.failures.append((event["host"], event["task"], event["message"]))
         elif kind == "working":
-            self.working[event["pid"]] = event["host"]
+            self.working[event["pid"]] = Worker(event["host"], event["start"])
+            if event["final"]:
+                self.unanswered.add(event["host"])
         elif kind == "worked":
             self.working.pop(event["pid"], None)
         elif kind == "ok" and event.get("diff"):
@@ -150,18 +164,20 @@ def _follow(process: "subprocess.Popen[bytes]", tail: Tail, show: Show) -> Follo
 
 def _alive(found: Followed) -> bool:
     """Whether a host's work still goes on: it outlives a playbook that was ended."""
-    for pid in list(found.working):
-        if not processes.alive(pid):
+    for pid, worker in list(found.working.items()):
+        if not processes.alive(pid, worker.start):
             del found.working[pid]
     return bool(found.working)
 
 
 def _pass_on(process: "subprocess.Popen[bytes]", found: Followed, *, first: bool, show: Show) -> None:
-    hosts = ", ".join(sorted(set(found.working.values()))) or "none"
+    hosts = ", ".join(sorted({worker.host for worker in found.working.values()})) or "none"
     text = f"restoring what is being changed: {hosts}" if first else f"left to their guards: {hosts}"
     show({"event": "say", "host": "ops", "text": f"interrupted; {text}"})
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     if not first:
-        for pid in list(found.working):
-            os.kill(pid, signal.SIGTERM)
+        for pid, worker in list(found.working.items()):
+            if processes.alive(pid, worker.start):
+                with suppress(ProcessLookupError):  # it ended this moment
+                    os.kill(pid, signal.SIGTERM)

@@ -40,6 +40,17 @@ def _row(host: HostSpec, now: HostResult, found: Followed) -> HostResult:
     if host.name in found.diffs:
         serves["diff"] = found.diffs[host.name]
     result = found.results.get(host.name)
+    if host.name in found.unanswered:
+        return now.model_copy(
+            update={
+                "outcome": "unsafe",
+                "exit_code": int(Exit.UNSAFE),
+                "message": "the process that worked on it ended without a word; its guard undoes what is not confirmed",
+                "hint": f"ops status --host {host.name}",
+                "changed": None,
+                "details": serves,
+            }
+        )
     if result is not None:
         row = HostResult.model_validate(result)
         return _contradicted(row, now).model_copy(update={"details": {**row.details, **serves}})
@@ -67,8 +78,6 @@ def _contradicted(row: HostResult, now: HostResult) -> HostResult:
 
 
 def _untouched_because(host: HostSpec, found: Followed) -> tuple[str, str]:
-    if host.name in found.working.values():
-        return "a run that worked on it ended without a word", f"ops status --host {host.name}"
     if host.name in found.unreachable:
         return found.unreachable[host.name], ""
     for name, task, message in found.failures:

@@ -1,6 +1,5 @@
 """Become the one writer of a host, and settle what a dead writer left."""
 
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from ops.execute import end, left_to_guard, recover
 from ops.interrupts import interrupts
 from ops.model.state import Facts, Owner, armed, confirmed, open_runs, owner, story
 from ops.planner import Recovery
-from ops.run import Identity, Run, alive_here
+from ops.run import Identity, Run, alive_here, place
 
 _BEAT_S = 2.0
 
@@ -113,7 +112,7 @@ def refuse_if_held(run: Run, break_lock: bool) -> None:
 def _dead_run(run: Run, facts: Facts, break_lock: bool) -> str:
     """The run whose lock may be taken over. Raises: LockHeld when it may not."""
     lock = facts["lock"]
-    if owner(facts, this_host=socket.gethostname(), alive=alive_here) is Owner.ALIVE:
+    if owner(facts, here=place(), alive=alive_here) is Owner.ALIVE:
         raise LockHeld(
             _held(lock),
             hint=f"wait for it, or look: ops status --host {run.host.name}",

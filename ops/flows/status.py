@@ -1,6 +1,5 @@
 """`ops status`: the truth about a host, read from the host."""
 
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +23,7 @@ from ops.model.state import (
     profile_name,
     ungated_restore,
 )
-from ops.run import alive_here, observe
+from ops.run import alive_here, observe, place
 
 
 def status(spec: HostSpec) -> HostResult:
@@ -120,7 +119,7 @@ def _dead_ranks(facts: Facts, links: Links) -> str:
     wanted = manifest["expect"]["ranks"] if manifest.get("node") else 0
     live = sum(process["title"].startswith("sglang::scheduler") for process in facts["processes"])
     http = facts.get("http") or {}
-    if live >= wanted or http.get("ready") != 200:
+    if live >= wanted or http.get("ready") != 200 or facts.get("unseen"):
         return ""
     return f"{live} of {wanted} ranks live, whatever /health says: the model does not run"
 
@@ -173,7 +172,7 @@ def _lock(facts: Facts) -> dict[str, Any] | None:
     lock = facts["lock"]
     if lock is None:
         return None
-    alive = owner(facts, this_host=socket.gethostname(), alive=alive_here) is Owner.ALIVE
+    alive = owner(facts, here=place(), alive=alive_here) is Owner.ALIVE
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(lock["since"]))
     pending = armed(facts)
     if alive:

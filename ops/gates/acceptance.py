@@ -1,5 +1,7 @@
 """Does the target accept what the draft proposes? The one signal for faults that report nothing."""
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,6 @@ ASK = Question("acceptance", "Is the accept length of the gate's prompts above t
 NOTHING = 1.10
 """Tokens a cycle, bonus included: below, practically nothing is accepted. A draft that knows its target has 1.5 and
 more with one step; measured with a random draft: 1.00 (recording generate_eagle3_random_draft_steps2.json)."""
-MIN_CYCLES = 100
 
 
 @dataclass(frozen=True)
@@ -48,31 +49,40 @@ def judge(server: Server, learned: Learned) -> Verdict:
     else:
         completions = _sampled(server, temperature)
     key = expectation_key(server, spec)
+    # None where `wiring` found another model in the place of the one that the stored length is of.
+    stored = {**server.stored.expectations, **learned.expectations}.get(key)
     draft = (server.facts().get("models") or {}).get("draft") or {}
     verdict = ruling(
         completions,
         server.profile.gates.acceptance,
-        server.stored.expectations.get(key),
+        stored,
         spec.draft.layer_ids,
         wiring.captured(draft.get("config") or {}),
     )
     if "accept_length" in verdict.evidence:
         learned.figures["accept_length"] = verdict.evidence["accept_length"]
         learned.figures["accept_rate"] = verdict.evidence["accept_rate"]
-    if verdict.passed and key not in server.stored.expectations:
+    if verdict.passed and not isinstance(stored, int | float):
         learned.expectations[key] = verdict.evidence["accept_length"]
     return verdict
 
 
 def expectation_key(server: Server, spec: Speculation) -> str:
-    """Return the key of the stored length: lengths of other steps, drafts or temperatures are no yardstick."""
-    parts = (
+    """Return the key of the stored length: lengths of other steps, drafts, temperatures, kinds of text or thresholds
+    are no yardstick. The project's own prompts and the thresholds' defaults are not named."""
+    own = server.profile.traffic.prompts
+    thresholds = [1.0 if t is None else t for t in (spec.accept_threshold_single, spec.accept_threshold_acc)]
+    parts = [
         wanted.stack_digest(server.manifest),
         server.profile.engine.model_path,
         spec.draft_path,
         f"steps={spec.steps},topk={spec.topk},draft_tokens={spec.draft_tokens},adaptive={spec.adaptive}",
         f"temperature={server.profile.traffic.temperature}",
-    )
+    ]
+    if own:
+        parts.append(f"prompts={hashlib.sha256(json.dumps(short_prompts(own)).encode()).hexdigest()}")
+    if thresholds != [1.0, 1.0]:
+        parts.append("thresholds=" + ",".join(f"{t:g}" for t in thresholds))
     return "accept_length/" + "/".join(parts)
 
 
@@ -102,11 +112,17 @@ def ruling(
     if broken:
         return ASK.failed(f"a request failed: {broken[0]}", "`ops logs`, then `ops gate`", errors=broken)
     seen = total(completions)
-    if seen is None or seen.cycles < MIN_CYCLES:
+    if seen is None:
         return ASK.inconclusive(
-            f"{seen.cycles} verify cycles counted" if seen else "meta_info has no speculative counters",
+            "meta_info has no speculative counters",
             "the pinned engine version must report spec_verify_ct: `ops verify` the installed one",
-            cycles=seen.cycles if seen else 0,
+            cycles=0,
+        )
+    if seen.cycles < agreement.MIN_CYCLES:
+        return ASK.inconclusive(
+            f"{seen.cycles} verify cycles counted, {agreement.MIN_CYCLES} are needed",
+            "more traffic.prompts, or shorter ones: an answer must fit into the context beside its prompt",
+            cycles=seen.cycles,
         )
     length = round(seen.length, 3)
     evidence = {
@@ -138,8 +154,9 @@ def ruling(
 
 def _sampled(server: Server, temperature: float) -> list[Completion]:
     server.say(f"answers at temperature {temperature} for the accept length")
+    tokens = agreement.tokens(server)
     requests = [
-        Generation(text=text, tokens=agreement.TOKENS, temperature=temperature)
+        Generation(text=text, tokens=tokens, temperature=temperature)
         for text in short_prompts(server.profile.traffic.prompts).values()
     ]
     return server.batch(requests, 2, server.profile.gates.generation.timeout_s * 2, give_up_after=1)

@@ -28,9 +28,8 @@ LOADED = re.compile(r"^\[[^\]]*?\b(TP\d+)\] Load weight end")
 
 
 def judge(server: Server, learned: Learned) -> Verdict:
-    flags = server.profile.engine.flags
-    # With several machines or pipeline stages this host holds another number of ranks than tp: then any count passes.
-    spread = any(flag in flags for flag in ("nnodes", "pp-size", "pipeline-parallel-size"))
+    # With several machines that ops knows nothing of this host holds a part of the ranks: then any count passes.
+    spread = server.profile.engine.flag("nnodes") is not None
     ranks = None if spread else wanted.local_ranks(server)
     log = server.log(LOG_LINES)
     verdict = ruling(server.facts(), log, wanted.release(server), ranks)
@@ -60,6 +59,12 @@ def ruling(facts: Mapping[str, Any], log: Sequence[str], release: str, ranks: in
         "ranks": found,
         "fatal_lines": fatal[:5],
     }
+    if facts.get("unseen"):
+        return ASK.inconclusive(
+            f"the environment of pid {pid} is closed to the agent, so nobody knows whose processes run",
+            "give the SSH user the right to see the engine's processes (same user, or become)",
+            **evidence,
+        )
     if pid not in {p["pid"] for p in processes}:
         return ASK.failed(f"pid {pid} is not of release {release}", "`ops status` names what runs", **evidence)
     if exits:

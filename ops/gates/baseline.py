@@ -1,5 +1,6 @@
 """The yardstick of a host: measured once, kept with what it depends on, refused when any of that changed."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -70,7 +71,7 @@ def measure_baseline(
 ) -> BaselineRecord:
     """Measure the running non-speculative server: 40 runs at each concurrency, and its greedy answers.
 
-    Raises: RunFailed, NotMeasured.
+    Raises: RunFailed, NotCold, NotMeasured.
     """
     answers = greedy if greedy is not None else agreement.answers(server)
     broken = {name: c.error or "no token ids" for name, c in answers.items() if not c.ok or not c.output_ids}
@@ -91,7 +92,10 @@ def measure_baseline(
 
 
 def measured(server: Server, concurrency: int, runs: int, first: int = 0) -> list[Run]:
-    """Measure runs of one arm in the project's own setting (the same for candidate and baseline). Raises: RunFailed."""
+    """Measure runs of one arm in the project's own setting (the same for candidate and baseline).
+
+    Raises: RunFailed, NotCold.
+    """
     return measure(
         server,
         prompt_set.speed_prompts(server.profile.traffic.prompts),
@@ -101,6 +105,7 @@ def measured(server: Server, concurrency: int, runs: int, first: int = 0) -> lis
         timeout_s=2 * server.profile.gates.generation.timeout_s,
         first=first,
         temperature=server.profile.traffic.temperature,
+        nonce=f"{secrets.randbelow(10**9):09d}",
     )
 
 

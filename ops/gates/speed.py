@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ops.bench import stats
-from ops.bench.measure import RunFailed, rates, strata_of, times_to_first_token
+from ops.bench.measure import NotCold, RunFailed, rates, strata_of, times_to_first_token
 from ops.gates import baseline, prompt_set, wanted
 from ops.model.gate import Gate, Learned, Run, Server, Subset
 from ops.model.verdict import Question, Verdict
@@ -16,11 +16,17 @@ from ops.model.verdict import Question, Verdict
 ASK = Question("speed", "Is it as fast as the stored baseline of this host demands, at each concurrency?")
 REPORTED_RUNS = 2
 DRIFT_WORTH_SAYING = 0.01
+UNTOLD = "(this engine does not tell it of batches)"
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One concurrency's comparison after some look. `ttft` is None where an arm does not know its times."""
+    """One concurrency's comparison after some look.
+
+    Attributes:
+        ttft: None where an arm does not know its times to first token; `ttft_gap` says which.
+        ttft_ruling: None where nothing is judged because the engine tells it in neither arm.
+    """
 
     concurrency: int
     runs: int
@@ -29,8 +35,9 @@ class Compared:
     speed: stats.Interval
     speed_ruling: stats.Ruling
     ttft: stats.Interval | None
-    ttft_ruling: stats.Ruling
+    ttft_ruling: stats.Ruling | None
     threshold: float
+    ttft_gap: str = ""
 
     @property
     def ruling(self) -> stats.Ruling:
@@ -39,13 +46,24 @@ class Compared:
             return stats.Ruling.FAIL
         return stats.Ruling.OPEN if stats.Ruling.OPEN in both else stats.Ruling.PASS
 
+    @property
+    def settled(self) -> bool:
+        """Whether further runs would change nothing: ruled, or only times are missing that nobody tells."""
+        return self.ruling is not stats.Ruling.OPEN or self.only_ttft_missing
+
+    @property
+    def only_ttft_missing(self) -> bool:
+        return self.speed_ruling is stats.Ruling.PASS and self.ttft is None and self.ttft_ruling is stats.Ruling.OPEN
+
     def words(self) -> str:
         speed = self.speed
         text = (
             f"{_users(self.concurrency)}: {self.rate_tok_s:.1f} tok/s against {self.baseline_tok_s:.1f}, "
             f"ratio {speed.ratio:.3f} (95 %: {speed.low:.3f} to {speed.high:.3f}, n={self.runs})"
         )
-        if self.ttft is not None and self.ttft_ruling is not stats.Ruling.PASS:
+        if self.ttft is None:
+            text += f", time to first token not measured {self.ttft_gap}"
+        elif self.ttft_ruling is not stats.Ruling.PASS:
             text += f", time to first token x {self.ttft.ratio:.2f} ({self.ttft.low:.2f} to {self.ttft.high:.2f})"
         return text
 
@@ -64,6 +82,17 @@ def judge(server: Server, learned: Learned) -> Verdict:
         if record is None:
             return _first_measurement(server, learned)
         verdict = _against(server, learned, record.runs)
+    except NotCold as error:
+        return ASK.inconclusive(
+            str(error),
+            "let ops flush the engine's cache: name the engine's key in the profile's `secrets` (SGLANG_ADMIN_API_KEY)",
+        )
+    except stats.NotComparable as error:
+        return ASK.inconclusive(
+            f"the stored baseline is no yardstick for these runs: {error}",
+            "deploy the baseline profile with the same traffic.prompts on this host, or pass --assume-baseline a FILE "
+            "measured with them",
+        )
     except (RunFailed, baseline.NotMeasured) as error:
         return ASK.failed(f"a measured request failed: {error}", "`ops logs`, then `ops gate`")
     return verdict
@@ -89,11 +118,12 @@ def _against(server: Server, learned: Learned, arms: Mapping[int, Sequence[Run]]
 
 
 def compare(server: Server, concurrency: int, arm: Sequence[Run]) -> Compared:
-    """Measure until the interval has ruled or the runs are used up. Raises: RunFailed."""
+    """Measure until the interval has ruled or the runs are used up. Raises: RunFailed, NotCold, NotComparable."""
     policy = server.profile.gates.speed
     threshold = policy.min_speedup if server.profile.speculative else policy.min_ratio
     prompts = prompt_set.speed_prompts(server.profile.traffic.prompts)
-    schedule = stats.plan(policy.max_runs, strata_of(concurrency, prompts))
+    strata = strata_of(concurrency, prompts)
+    schedule = stats.plan(policy.runs(strata), strata)
     baseline.measured(server, concurrency, 1)  # warm-up, not counted
     runs: list[Run] = []
     for count in schedule.looks:
@@ -101,7 +131,7 @@ def compare(server: Server, concurrency: int, arm: Sequence[Run]) -> Compared:
         runs += baseline.measured(server, concurrency, count - len(runs), first=len(runs))
         result = look(concurrency, runs, arm, schedule, threshold, policy.max_ttft_ratio)
         server.say(result.words())
-        if result.ruling is not stats.Ruling.OPEN:
+        if result.settled:
             break
     return result
 
@@ -114,11 +144,19 @@ def look(
     threshold: float,
     max_ttft_ratio: float,
 ) -> Compared:
-    """Compare the runs so far with the baseline's arm: rate at least, time to first token at most. Pure."""
+    """Compare the runs so far with the baseline's arm: rate at least, time to first token at most. Pure.
+
+    A single user's answer is streamed, so its time is always seen; of a batch only the engine tells it, and some
+    versions do not (`first_token_latency` of `ops.engine.versions`). Raises: NotComparable.
+    """
     candidate, yardstick = rates(runs), rates(arm)
     speed = stats.look(candidate, yardstick, schedule)
-    ttft, ttft_ruling = None, stats.Ruling.PASS
-    if all(run.ttft_ms is not None for run in (*runs, *arm)):
+    ttft: stats.Interval | None = None
+    ttft_ruling: stats.Ruling | None = stats.Ruling.OPEN
+    gap = _ttft_gap(concurrency, runs, arm)
+    if gap == UNTOLD:
+        ttft_ruling = None
+    elif not gap:
         ttft = stats.look(times_to_first_token(runs), times_to_first_token(arm), schedule)
         ttft_ruling = ttft.inverse().ruling(1 / max_ttft_ratio)
     return Compared(
@@ -131,7 +169,17 @@ def look(
         ttft=ttft,
         ttft_ruling=ttft_ruling,
         threshold=threshold,
+        ttft_gap=gap,
     )
+
+
+def _ttft_gap(concurrency: int, runs: Sequence[Run], arm: Sequence[Run]) -> str:
+    """Say where times to first token are missing; empty when both arms know theirs."""
+    if concurrency > 1 and all(run.ttft_ms is None for run in (*runs, *arm)):
+        return UNTOLD
+    if any(run.ttft_ms is None for run in runs):
+        return "in these runs"
+    return "in the baseline" if any(run.ttft_ms is None for run in arm) else ""
 
 
 def ruling(compared: Sequence[Compared], drifts: Sequence[str]) -> Verdict:
@@ -147,6 +195,13 @@ def ruling(compared: Sequence[Compared], drifts: Sequence[str]) -> Verdict:
                 **evidence,
             )
     for result in compared:
+        if result.only_ttft_missing:
+            return ASK.inconclusive(
+                result.words(),
+                "engine.enable_metrics: true in this profile and the baseline's makes the engine tell it; then remove "
+                "baseline.json from the instance's folder on the host and deploy the baseline",
+                **evidence,
+            )
         if result.ruling is stats.Ruling.OPEN:
             return ASK.inconclusive(
                 f"not proven within {result.runs} runs: {result.words()}, {result.threshold:g} wanted",
@@ -186,7 +241,7 @@ def figures(result: Compared) -> dict[str, Any]:
         "wanted": result.threshold,
         "ruling": result.speed_ruling.value,
         "ttft_ratio": None if ttft is None else [round(x, 3) for x in (ttft.ratio, ttft.low, ttft.high)],
-        "ttft_ruling": result.ttft_ruling.value,
+        "ttft_ruling": result.ttft_ruling.value if ttft is not None and result.ttft_ruling else "not measured",
     }
 
 

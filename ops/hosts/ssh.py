@@ -136,12 +136,20 @@ class SshHost:
         try:
             channel = transport.open_session(timeout=_CONNECT_TIMEOUT_S)
             channel.exec_command(f"/bin/sh -c {shlex.quote(f'exec {line} 2>&1')}")
-            for block in blocks:
-                channel.sendall(block)
-            channel.shutdown_write()
+            broke: OSError | None = None
+            try:
+                for block in blocks:
+                    channel.sendall(block)
+                channel.shutdown_write()
+            except OSError as error:
+                if not channel.exit_status_ready():
+                    raise
+                broke = error  # the command ended before it had read all; what it said tells why
             output = b"".join(iter(lambda: channel.recv(65536), b"")).decode(errors="replace")
             status = channel.recv_exit_status()
-        except (OSError, paramiko.SSHException) as error:
+            if broke is not None and status <= 0:  # -1: SSH broke; 0: it succeeded on half of what it was to get
+                raise broke
+        except (OSError, EOFError, paramiko.SSHException) as error:
             raise ConnectionLost(f"SSH broke while {words[0]} was fed: {error}", host=self.name) from error
         if status != 0:
             raise RemoteFailed(

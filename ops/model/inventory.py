@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ops.model.base import Data, Problem, RulesBroken
-from ops.model.profile_parts import AbsolutePath, Line
+from ops.model.profile_parts import AbsolutePath, Address, Line
 
 DIST_PORTS = range(20_000, 21_000, 10)
 """Where the ranks of one release meet. Each release has its own, so that ranks of two never join each other; ten apart,
@@ -70,7 +70,7 @@ class HostSpec(Data):
         default_factory=dict,
         description="ops_container_mounts: folder of the host to folder in the container, writable.",
     )
-    bind: Line | None = Field(None, description="ops_bind: replaces the profile's engine.host.")
+    bind: Address | None = Field(None, description="ops_bind: IP address, replaces the profile's engine.host.")
     search_path: tuple[AbsolutePath, ...] = Field((), description="ops_search_path: folders before the standard PATH.")
     supervisor: Literal["systemd", "supervisord"] | None = Field(None, description="ops_supervisor; null: detect.")
     supervisor_conf: AbsolutePath | None = Field(None, description="ops_supervisor_conf: path of supervisord.conf.")
@@ -83,9 +83,9 @@ class HostSpec(Data):
         """ "x S" for a sandbox or lab host, whose inventory names its time scale; None for a real one."""
         return f"x {self.time_scale:g}" if "time_scale" in self.model_fields_set else None
 
-    def ranks(self, tensor_parallel: int) -> int:
-        """How many of the tensor-parallel ranks run here."""
-        return tensor_parallel // self.node.nodes if self.node else tensor_parallel
+    def ranks(self, of_model: int) -> int:
+        """How many of a model's ranks (`Engine.ranks`) run here."""
+        return of_model // self.node.nodes if self.node else of_model
 
     @property
     def instance_dir(self) -> str:

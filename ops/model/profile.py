@@ -13,7 +13,18 @@ from pydantic import Field, model_validator
 from ops.model.base import Data, Path, Problem, RulesBroken
 from ops.model.env_values import env_problems
 from ops.model.nccl import nccl_problems
-from ops.model.profile_parts import CHECKS, Engine, Gates, Rollout, Speculation, Target, Timeouts, Traffic
+from ops.model.profile_parts import (
+    CHECKS,
+    Engine,
+    Gates,
+    Rollout,
+    Speculation,
+    Target,
+    Timeouts,
+    Traffic,
+    first_look,
+    spelt,
+)
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=64)]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -57,6 +68,18 @@ DEAD_FLAGS = {"num-continuous-decode-steps": "does nothing on current engines an
 SECRET_FLAGS = {"api-key": "SGLANG_API_KEY", "admin-api-key": "SGLANG_ADMIN_API_KEY"}
 """Flags whose value is a secret: given by `secrets`, written to a 0600 file for the engine's `--config`."""
 
+PASSWORD_FLAGS = ("ssl-keyfile-password",)
+"""Flags whose value is a secret that no file of ops brings to the engine."""
+
+ADAPTIVE_STEPS = (1, 3, 5, 7)
+"""What an adaptive engine without a file of its own may start with (0 as well: drafting nothing).
+
+Source: SGLang 0.5.23 srt/speculative/adaptive_spec_params.py:28-52 (DEFAULT_ADAPTIVE_CONFIG).
+"""
+
+TREE_BACKENDS = ("flashinfer", "fa3", "triton")
+"""Attention backends that draft a tree over pages. Source: SGLang 0.5.23 srt/arg_groups/speculative_hook.py:1271."""
+
 PROMPT_COUNTS = (1, 2, 4, 5, 8, 10)
 """Numbers of prompts of which the baseline's 40 runs hold whole rounds."""
 
@@ -98,6 +121,14 @@ class Profile(Data):
         """Whether the profile drafts at all."""
         return self.speculation is not None
 
+    @property
+    def longer_context_allowed(self) -> bool:
+        """Whether the engine may run a model beyond the context that the model's own configuration names.
+
+        Source: SGLang 0.5.23 srt/configs/model_config.py:1291-1323, srt/environ.py (EnvBool).
+        """
+        return self.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "").lower() in {"1", "true", "yes", "y"}
+
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
         problems = [*_speculation_rules(self), *_flag_rules(self), *_environment_rules(self), *_gate_rules(self)]
@@ -128,14 +159,75 @@ def _speculation_rules(profile: Profile) -> Iterator[Problem]:
         )
     if spec.adaptive and spec.topk != 1:
         yield Problem((*at, "adaptive"), f"needs topk 1, not {spec.topk}: SGLang would switch it off silently")
+    kept = spec.adaptive and spec.topk == 1 and spec.algorithm != "STANDALONE"
+    if kept and profile.engine.flag("speculative-adaptive-config") is None and spec.steps not in ADAPTIVE_STEPS:
+        yield Problem(
+            (*at, "steps"),
+            f"{spec.steps} with adaptive: SGLang starts with one of {', '.join(map(str, ADAPTIVE_STEPS))} only "
+            "(srt/arg_groups/speculative_hook.py:1416), unless a file in engine.flags.speculative-adaptive-config "
+            "names other candidates",
+        )
+    if profile.engine.stages > 1 and spec.algorithm != "EAGLE":
+        yield Problem(
+            _flag_path(profile, "pp-size", "pipeline-parallel-size"),
+            f"{profile.engine.stages} pipeline stages with {spec.algorithm}: SGLang drafts over pipeline stages with "
+            "EAGLE only (srt/arg_groups/validation_hook.py)",
+        )
+    yield from _backend_rules(profile, spec)
     yield from _draft_rules(profile, spec)
+
+
+def _flag_path(profile: Profile, *names: str) -> Path:
+    """Where a further flag is written, under any of its names."""
+    return ("engine", "flags", next((key for key in profile.engine.flags if spelt(key) in names), names[0]))
+
+
+def _backend_rules(profile: Profile, spec: Speculation) -> Iterator[Problem]:
+    """Attention backends that end the start of a speculative engine, as far as the profile names them.
+
+    Source: SGLang 0.5.23 srt/speculative/draft_utils.py:49-155, srt/arg_groups/speculative_hook.py:1176, 1271.
+    """
+    engine, named = profile.engine, {}
+    for phase in ("prefill", "decode"):
+        flag = f"{phase}-attention-backend"
+        own = engine.flag(flag)
+        path: Path = ("engine", "attention_backend") if own is None else _flag_path(profile, flag)
+        named[phase] = (own or engine.attention_backend, path)
+    draft = "speculative-draft-attention-backend"
+    if engine.flag(draft) is not None:
+        drafting = [(engine.flag(draft), _flag_path(profile, draft))]
+    else:
+        extend = "decode" if engine.flag("speculative-attention-mode") == "decode" else "prefill"
+        drafting = [named[extend], *([named["decode"]] if spec.steps > 1 or spec.adaptive else [])]
+    for backend, path in drafting:
+        if backend == "torch_native":
+            yield Problem(
+                path,
+                f"{backend} cannot draft: SGLang ends with `EAGLE is not supported in attention backend "
+                f"{backend}` after the load (srt/speculative/draft_utils.py); choose another, or set engine.flags "
+                f"{draft}",
+            )
+    for backend, path in named.values():
+        if backend == "trtllm_mha" and spec.topk > 1:
+            yield Problem(
+                path, f"{backend} with topk {spec.topk}: SGLang takes topk 1 only there (speculative_hook.py)"
+            )
+    page, backend = engine.number("page-size") or 1, engine.attention_backend
+    if spec.topk > 1 and page > 1 and backend is not None and backend not in TREE_BACKENDS:
+        yield Problem(
+            _flag_path(profile, "page-size"),
+            f"{page} with topk {spec.topk} on {backend}: SGLang takes pages and a tree on "
+            f"{', '.join(TREE_BACKENDS)} only (speculative_hook.py); use page-size 1 or one of those",
+        )
 
 
 def _draft_rules(profile: Profile, spec: Speculation) -> Iterator[Problem]:
     draft, target, at = spec.draft, profile.target, ("speculation", "draft")
     ids = draft.layer_ids
-    if not ids or list(ids) != sorted(set(ids)):
-        yield Problem((*at, "layer_ids"), f"{list(ids)}: at least one layer, distinct and ascending")
+    if not ids and spec.algorithm == "EAGLE3":
+        yield Problem((*at, "layer_ids"), "is required for EAGLE3: target layers whose hidden states feed the draft")
+    if list(ids) != sorted(set(ids)):
+        yield Problem((*at, "layer_ids"), f"{list(ids)}: distinct and ascending")
     outside = [i for i in ids if not 0 <= i < target.layers]
     if outside:
         yield Problem(
@@ -151,9 +243,16 @@ def _draft_rules(profile: Profile, spec: Speculation) -> Iterator[Problem]:
         yield Problem((*at, "vocab_size"), f"{draft.vocab_size}, but the target has {target.vocab_size}")
     if draft.draft_vocab_size and draft.draft_vocab_size > draft.vocab_size:
         yield Problem((*at, "draft_vocab_size"), f"{draft.draft_vocab_size} is more than vocab_size {draft.vocab_size}")
+    for flag in ("speculative-use-rejection-sampling", "speculative-use-block-verification"):
+        reduced = draft.draft_vocab_size or target.vocab_size
+        if profile.engine.flag(flag) and reduced < target.vocab_size:
+            yield Problem(
+                _flag_path(profile, flag),
+                f"needs a draft of the target's whole vocabulary, {target.vocab_size}, not {reduced}: SGLang ends "
+                "after the load (srt/speculative/eagle_worker_v2.py:259-275)",
+            )
     context, longest = profile.engine.context_length, draft.max_position_embeddings
-    allowed = profile.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "").lower() in {"1", "true", "yes", "y"}
-    if context and longest and context > longest and not allowed:
+    if context and longest and context > longest and not profile.longer_context_allowed:
         yield Problem(
             ("engine", "context_length"),
             f"{context} is beyond the draft's {longest}; SGLang refuses to load it unless "
@@ -164,13 +263,19 @@ def _draft_rules(profile: Profile, spec: Speculation) -> Iterator[Problem]:
 def _flag_rules(profile: Profile) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     for key in profile.engine.flags:
-        at, flag = ("engine", "flags", key), key.replace("_", "-").removeprefix("--")
+        at, flag = ("engine", "flags", key), spelt(key)
         if DRAFT_TP.search(flag):
             yield Problem(at, DRAFT_TP_REASON)
         elif flag in MODELLED_FLAGS:
             yield Problem(at, f"set it as `{MODELLED_FLAGS[flag]}`; a second way to say it could contradict the first")
         elif flag in SECRET_FLAGS:
             yield Problem(at, f"a secret would be readable in the process list; list {SECRET_FLAGS[flag]} in `secrets`")
+        elif flag in PASSWORD_FLAGS:
+            yield Problem(
+                at,
+                "a secret would be readable in the process list, launch.sh and the manifest; use a key file without a "
+                "password that only the engine's user can read",
+            )
         elif flag in DEAD_FLAGS:
             yield Problem(at, DEAD_FLAGS[flag])
         elif flag == "config":
@@ -180,6 +285,18 @@ def _flag_rules(profile: Profile) -> Iterator[Problem]:
         elif flag in seen:
             yield Problem(at, f"the same flag as `{seen[flag]}`")
         seen.setdefault(flag, key)
+    yield from _chunk_rule(profile)
+
+
+def _chunk_rule(profile: Profile) -> Iterator[Problem]:
+    """Source: SGLang 0.5.23 srt/arg_groups/validation_hook.py:243."""
+    chunk, page = profile.engine.number("chunked-prefill-size"), profile.engine.number("page-size")
+    checked = profile.engine.flag("disaggregation-mode") != "decode"
+    if chunk and page and checked and chunk > 0 and page > 0 and chunk % page:
+        yield Problem(
+            _flag_path(profile, "chunked-prefill-size"),
+            f"{chunk} is not a multiple of page-size {page}, which SGLang demands (srt/arg_groups/validation_hook.py)",
+        )
 
 
 def _environment_rules(profile: Profile) -> Iterator[Problem]:
@@ -217,6 +334,13 @@ def _gate_rules(profile: Profile) -> Iterator[Problem]:
             ("traffic", "concurrency"),
             f"{max(levels)} is more than engine.max_running_requests {profile.engine.max_running_requests}",
         )
+    if prompts and 1 in levels:
+        most, first = profile.gates.speed.runs(len(prompts)), first_look(len(prompts))
+        if most < first:
+            yield Problem(
+                ("gates", "speed", "max_runs"),
+                f"{most} is too few: with {len(prompts)} prompts the first look is after {first} runs",
+            )
     floor = profile.gates.acceptance.min_accept_length
     if floor is not None and profile.speculation is not None and floor > profile.speculation.steps + 1:
         yield Problem(

@@ -1,8 +1,10 @@
 """The groups of keys inside a profile: engine, target, speculation, traffic, timeouts, gates, rollout."""
 
+import ipaddress
+import math
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from ops.model.base import Data
 
@@ -13,6 +15,19 @@ AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$")]
 PromptName = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=64)]
 Prompt = Annotated[str, Field(pattern=r"\S", max_length=8192)]
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+def _address(text: str) -> str:
+    """An IP address as the kernel's list of sockets writes it, so that the two can be compared."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError(
+            "an IP address is expected (v4, or v6 without brackets): it is compared with listeners"
+        ) from None
+
+
+Address = Annotated[str, AfterValidator(_address)]
 
 CHECKS = (
     "alive",
@@ -31,13 +46,18 @@ CHECKS = (
 )
 
 
+def spelt(flag: str) -> str:
+    """A key of `engine.flags` in the one spelling that is compared."""
+    return flag.replace("_", "-").removeprefix("--")
+
+
 class Engine(Data):
     """The engine's command line. Names follow SGLang's flags; `flags` holds every further one."""
 
     model_path: AbsolutePath = Field(description="Folder of the target model on the host (`ops_paths` maps it).")
     served_model_name: Line | None = Field(None, description="Name in the OpenAI API; default: the model path.")
     tensor_parallel: int = Field(ge=1, le=128, description="GPUs of the tensor-parallel group (`--tp-size`).")
-    host: Line = Field("0.0.0.0", description="Address to listen on; a host's `ops_bind` replaces it.")
+    host: Address = Field("0.0.0.0", description="IP address to listen on; a host's `ops_bind` replaces it.")
     port: int = Field(8000, ge=1, le=65_535, description="TCP port of the HTTP server.")
     mem_fraction_static: float = Field(
         ge=0.1,
@@ -61,6 +81,35 @@ class Engine(Data):
         "out, a list: several values. Checked against the flag list of the pinned engine version.",
     )
 
+    def flag(self, *names: str) -> FlagValue | None:
+        """The value of a further flag under any of its names; None when it is left out."""
+        given = {spelt(key): value for key, value in self.flags.items() if value is not False}
+        return next((given[name] for name in names if name in given), None)
+
+    def number(self, *names: str) -> int | None:
+        """The whole number of a further flag; None when it is left out or none."""
+        value = self.flag(*names)
+        try:
+            return int(str(value[0] if isinstance(value, list) and len(value) == 1 else value))
+        except ValueError:
+            return None
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return self.number("pp-size", "pipeline-parallel-size") or 1
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the whole model, one a GPU: tensor-parallel group x pipeline stages x replicas.
+
+        With `enable-dp-attention` dp-size divides the tensor-parallel group instead. Source: SGLang 0.5.23
+        srt/managers/data_parallel_controller.py:421-449, srt/arg_groups/parallel_hook.py:39-61.
+        """
+        shared = self.flag("enable-dp-attention") is not None
+        replicas = 1 if shared else self.number("dp-size", "data-parallel-size") or 1
+        return self.tensor_parallel * self.stages * replicas
+
 
 class Target(Data):
     """Pins of the target model: compared with its `config.json` on the host."""
@@ -78,8 +127,10 @@ class Draft(Data):
     """Pins of the draft model: a draft wired to other layers starts cleanly and is only slow, so it is compared."""
 
     layer_ids: tuple[StrictInt, ...] = Field(
+        (),
         description="Target layers whose hidden states feed the draft, as in the draft's config.json "
-        "(`eagle_config.eagle_aux_hidden_state_layer_ids`): distinct, ascending.",
+        "(`eagle_config.eagle_aux_hidden_state_layer_ids`): distinct, ascending. Required for EAGLE3; no other "
+        "algorithm reads them.",
     )
     hidden_size: int = Field(ge=1, le=1_000_000, description="Width of the draft's own hidden states.")
     target_hidden_size: int | None = Field(
@@ -148,10 +199,18 @@ class AcceptanceGate(Data):
 class AgreementGate(Data):
     """Greedy output against the baseline's: prefixes, never equality (kernels differ by batch shape)."""
 
-    min_prefix_tokens: int = Field(8, ge=0, le=10_000, description="Median equal prefix of the prompts, tokens.")
+    min_prefix_tokens: int = Field(8, ge=0, le=128, description="Median equal prefix of the prompts, tokens.")
     max_early_splits: float = Field(
         0.5, ge=0, le=1, description="Share of the prompts that may differ before that prefix."
     )
+
+
+MAX_RUNS = 24
+
+
+def first_look(prompts: int) -> int:
+    """Return after how many runs speed is looked at first: 12, in complete rounds of the prompts, three at least."""
+    return prompts * max(3, math.ceil(12 / prompts))
 
 
 class SpeedGate(Data):
@@ -159,8 +218,12 @@ class SpeedGate(Data):
 
     min_speedup: float = Field(1.0, ge=0.1, le=10, description="Speculative: tok/s over the baseline's.")
     min_ratio: float = Field(0.95, ge=0.1, le=1.5, description="Non-speculative: tok/s over its own stored value.")
-    max_runs: int = Field(24, ge=12, le=1000, description="Runs a concurrency before the answer is inconclusive.")
+    max_runs: int = Field(MAX_RUNS, ge=12, le=1000, description="Runs a concurrency before the answer is inconclusive.")
     max_ttft_ratio: float = Field(1.3, ge=1, le=100, description="Time to first token over the baseline's.")
+
+    def runs(self, prompts: int) -> int:
+        """Return the most runs over `prompts` prompts: the default grows to the first look of many prompts."""
+        return max(self.max_runs, first_look(prompts)) if self.max_runs == MAX_RUNS else self.max_runs
 
 
 class SoakGate(Data):

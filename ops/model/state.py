@@ -67,16 +67,19 @@ def _armed(marker: Mapping[str, str]) -> Armed:
     return Armed(marker["RUN"], marker["RELEASE"], float(marker["DEADLINE"]), marker["BOOT"])
 
 
-def owner(facts: Facts, *, this_host: str, alive: "PidCheck") -> Owner:
+def owner(facts: Facts, *, here: str, alive: "PidCheck") -> Owner:
     """Tell whether the lock's owner lives.
 
-    Args: alive: asks this machine for a pid; used when the lock was taken from here, which is faster than waiting for
-        the heartbeat to go stale.
+    Args:
+        here: this machine and pid namespace, as `ops.run.place` names them; a host's name alone may be that of several
+            containers.
+        alive: asks this machine for a pid; used when the lock was taken from here, which is faster than waiting for
+            the heartbeat to go stale.
     """
     lock = facts["lock"]
     if lock is None:
         return Owner.NONE
-    if lock["host"] == this_host:
+    if lock.get("place") == here:
         return Owner.ALIVE if alive(lock["pid"], lock.get("pid_start")) else Owner.DEAD
     return Owner.ALIVE if lock["heartbeat_age_s"] <= STALE_HEARTBEAT_S else Owner.DEAD
 

@@ -16,14 +16,15 @@ import subprocess
 _NVIDIA_LINKS = "/dev/char/195:*"  # 195: the major number of the NVIDIA devices
 
 
-def _docker(*argv, timeout_s=20.0):
+def _docker(*argv, timeout_s=20.0, partly=False):
+    """The command's standard output, or None when it fails. partly: what it printed all the same."""
     try:
         done = subprocess.run(
             ["docker", *argv], capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
         return None
-    return done.stdout if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 or partly else None
 
 
 def reload_danger(instance_dir):
@@ -45,7 +46,8 @@ def gpu_containers(instance_dir):
     default = (_docker("info", "--format", "{{.DefaultRuntime}}") or "").strip() if listed else ""
     ours = _own_container(instance_dir)
     found = []
-    for entry in json.loads(_docker("inspect", *listed) or "[]") if listed else []:
+    # One that ended since it was listed makes `inspect` fail, and the others are printed all the same.
+    for entry in json.loads(_docker("inspect", *listed, partly=True) or "[]") if listed else []:
         named = _named(entry)
         if entry["Id"] != ours and (named or _injected(entry, default)):
             name = entry["Name"].lstrip("/")

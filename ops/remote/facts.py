@@ -71,8 +71,13 @@ def observe(
         "limits": machine.limits(),
         "nccl_files": machine.nccl_files(homes(own)),
         "gpus": seen_gpus,
-        "models": {role: model_folders.describe(instance_dir, **wanted) for role, wanted in (models or {}).items()},
+        "models": {
+            role: model_folders.describe(instance_dir, **wanted, say=lambda text: emit({"say": text}))
+            for role, wanted in (models or {}).items()
+        },
     }
+    pid = state["pid"]  # its processes are found by their environment, so without it nobody knows which are there
+    found["unseen"] = pid is not None and all(p["pid"] != pid for p in own) and processes.unseen(pid)
     if software is not None:
         found["stack"] = stack.look(instance_dir, supervisor["instance"], {**_software(links, manifests), **software})
     if gpus:
@@ -99,6 +104,7 @@ def _for_preflight(instance_dir, keeper, state):
         "zombies": processes.zombies(),
         "reload": containers.reload_danger(instance_dir) if keeper == "systemd" else None,
         "unit_loaded": state["state"] != "absent",
+        "unit_stale": state.get("stale", False),
         "login_files": machine.login_files(os.path.expanduser("~")),  # HOME is still that of the login
         "users": sorted(entry.pw_name for entry in pwd.getpwall()),
     }

@@ -25,6 +25,7 @@ def activate(emit, *, instance_dir, release, supervisor):
     """Make the host's files those of `release`: `current`, the unit, /etc/nccl.conf. `release` None: nothing serves."""
     if release is None:
         store.swap(instance_dir, "current", None)
+        _nccl_conf(instance_dir, None)
         _want(instance_dir, "stopped")
         return {}
     store.swap(instance_dir, "current", release)
@@ -40,25 +41,33 @@ def _want(instance_dir, state):
 
 
 def _nccl_conf(instance_dir, release):
-    """Only ever replaces what ops wrote; the file that was there before comes back with a release that asks for
-    none."""
+    """Only ever replaces what ops wrote; the file that was there before comes back with a release that asks for none,
+    and with none at all. `guard.sh` does the same.
+
+    `ours` is written before our file and removed before the copy: cut off anywhere, a repetition still has the copy.
+    """
     guard = os.path.join(instance_dir, "guard")
     ours, before = os.path.join(guard, "nccl.conf.ours"), os.path.join(guard, "nccl.conf.before")
-    wanted = os.path.join(instance_dir, "releases", release, "nccl.conf")
-    if os.path.exists(wanted):
-        if not os.path.exists(ours) and os.path.exists(_SYSTEM_NCCL_CONF):
-            shutil.copyfile(_SYSTEM_NCCL_CONF, before)
-        with open(wanted, "rb") as file:
-            store.write_atomic(_SYSTEM_NCCL_CONF, file.read())
-        store.write_atomic(ours, b"")
+    wanted = os.path.join(instance_dir, "releases", release, "nccl.conf") if release else None
+    if wanted and os.path.exists(wanted):
+        if not os.path.exists(ours):
+            _copy(_SYSTEM_NCCL_CONF, before)
+            store.write_atomic(ours, b"")
+        _copy(wanted, _SYSTEM_NCCL_CONF)
     elif os.path.exists(ours):
-        if os.path.exists(before):
-            with open(before, "rb") as file:
-                store.write_atomic(_SYSTEM_NCCL_CONF, file.read())
-            os.unlink(before)
-        else:
-            os.unlink(_SYSTEM_NCCL_CONF)
+        _copy(before, _SYSTEM_NCCL_CONF)
         os.unlink(ours)
+        if os.path.exists(before):
+            os.unlink(before)
+
+
+def _copy(source, target):
+    """Make `target` what `source` is: absent too."""
+    if os.path.exists(source):
+        with open(source, "rb") as file:
+            store.write_atomic(target, file.read())
+    elif os.path.exists(target):
+        os.unlink(target)
 
 
 def start(emit, *, instance_dir, supervisor):

@@ -178,11 +178,17 @@ def nccl_files(homes, named=()):
 
 
 _LOGIN_FILES = (".profile", ".bash_profile", ".bashrc", ".zshrc", ".zshenv", ".cshrc", ".tcshrc", ".login")
-_SETTING = re.compile(r"\s*(export\s+|setenv\s+|set\s+-\w*x\w*\s+)?(NCCL|CUDA|HF|SGLANG)_[A-Z0-9_]+[\s=]")
+_SETTING = re.compile(
+    r"\s*(?P<head>(?:export\s+|setenv\s+|set\s+-\w*x\w*\s+)?(?P<family>NCCL|CUDA|HF|SGLANG)_[A-Z0-9_]+[\s=])"
+    r"\s*(?P<value>[\w.,:=^/-]*)"
+)
+_SHOWN = ("NCCL", "CUDA")
+"""Families whose values are no secrets; an HF_TOKEN or SGLANG_API_KEY never leaves the host, nor what follows it."""
 
 
 def login_files(home):
-    """Lines of login files that set variables which a service never gets: [{path, line, text}].
+    """Lines of login files that set variables which a service never gets: [{path, line, text}]; text: the first
+    variable of the line, with its value only where that is no secret.
 
     Args: home: of the user who logs in.
     """
@@ -198,8 +204,10 @@ def login_files(home):
         except OSError:
             continue
         for number, text in enumerate(lines, 1):
-            if _SETTING.match(text):
-                found.append({"path": path, "line": number, "text": text.strip()[:200]})
+            match = _SETTING.match(text)
+            if match:
+                value = match["value"][:100] if match["family"] in _SHOWN else "…"
+                found.append({"path": path, "line": number, "text": match["head"] + value})
     return found
 
 

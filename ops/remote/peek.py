@@ -10,6 +10,8 @@ import pwd
 import subprocess
 import sys
 
+_ANY_PYTHON = "/usr/bin/python3"
+"""Where a Python is for everybody, when the agent's own lies in a folder of root's."""
 _READ = """
 import json, os, sys
 found = {}
@@ -59,8 +61,24 @@ def _read(uid, pids):
         group = pwd.getpwuid(uid).pw_gid
     except KeyError:
         group = uid
-    argv = [sys.executable, "-IS", "-c", _READ, *(str(pid) for pid in pids)]
-    done = subprocess.run(
-        argv, user=uid, group=group, extra_groups=[], capture_output=True, text=True, timeout=20, check=False, cwd="/"
-    )
-    return json.loads(done.stdout) if done.returncode == 0 else {}
+    for program in dict.fromkeys((sys.executable, _ANY_PYTHON)):
+        argv = [program, "-IS", "-c", _READ, *(str(pid) for pid in pids)]
+        try:
+            done = subprocess.run(
+                argv,
+                user=uid,
+                group=group,
+                extra_groups=[],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+                cwd="/",
+            )
+        except OSError:  # that user may not enter the interpreter's folder
+            continue
+        except subprocess.SubprocessError:
+            return {}
+        if done.returncode == 0:
+            return json.loads(done.stdout)
+    return {}

@@ -66,6 +66,11 @@ def alive(pid, starttime=None):
     return found is not None and found["state"] not in "ZX" and starttime in (None, found["starttime"])
 
 
+def unseen(pid):
+    """True when `pid` lives but its environment is closed to us: whether it is ours is not known then."""
+    return alive(pid) and environ(pid) is None
+
+
 def title(pid):
     """The command line as `ps` shows it."""
     try:

@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Any, cast
 
-from ops.remote import processes, stack_probe, store
+from ops.remote import journal, processes, stack_probe, store
 from ops.remote.agent import VerbError
 
 IMAGE_PYTHON = "/opt/sglang/bin/python"
@@ -284,7 +284,8 @@ def prune(emit, *, instance_dir, keep):
     Returns {"removed": [releases], "discarded": [names]}.
     """
     before = uses(instance_dir)
-    found = store.prune(emit, instance_dir=instance_dir, keep=keep)
+    good = [e["release"] for e in journal.tail(instance_dir) if e["event"] in ("committed", "confirmed-late")]
+    found = store.prune(emit, instance_dir=instance_dir, keep=keep, good=good)
     after = uses(instance_dir)
     discarded = []
     for name, software in sorted(before.items()):

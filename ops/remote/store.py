@@ -210,11 +210,18 @@ def releases(instance_dir):
     return sorted(found, key=lambda r: (r["staged_at"], r["id"]))
 
 
-def prune(emit, *, instance_dir, keep):
-    """Remove the oldest releases beyond `keep`, never one that a link names. Returns {"removed": [ids]}."""
-    linked = {r for r in links(instance_dir).values() if r}
-    free = [r["id"] for r in releases(instance_dir) if r["id"] not in linked]
-    surplus = len(linked) + len(free) - keep
+def prune(emit, *, instance_dir, keep, good=()):
+    """Remove releases beyond `keep`: those that were never good first, then the oldest. Never one that a link names,
+    nor the one that a rollback would choose. `good`: releases that passed their gate, the latest last.
+
+    Returns {"removed": [ids]}.
+    """
+    named = links(instance_dir)
+    kept = {r for r in named.values() if r}
+    present = [r["id"] for r in releases(instance_dir)]
+    kept.update([r for r in good if r in present and r != named["current"]][-1:])
+    free = sorted((r for r in present if r not in kept), key=lambda r: r in good)
+    surplus = len(kept) + len(free) - keep
     removed = free[: max(0, min(surplus, len(free)))]
     for release in removed:
         shutil.rmtree(os.path.join(instance_dir, "releases", release))

@@ -1,4 +1,4 @@
-"""systemd: one unit for the engine, one boot unit and one transient timer for the guard."""
+"""systemd: one unit for the engine; for the guard a boot unit, a transient timer for the deadline, one for the logs."""
 
 import filecmp
 import os
@@ -16,7 +16,8 @@ _STATES = {
     "inactive": "stopped",
     "failed": "failed",
 }
-_SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "UnitFileState", "Result")
+_ENABLED = ("enabled", "static")  # static: what a timer starts has nothing to enable
+_SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "UnitFileState", "Result", "NeedDaemonReload")
 _INSPECTED = ("LoadState", "UnitFileState", "FragmentPath", "DropInPaths", "NeedDaemonReload", "EnvironmentFiles")
 
 
@@ -35,43 +36,61 @@ def _show(unit, names):
 
 
 class Supervisor:
-    """Units `sglang-<instance>.service`, `sglang-<instance>-guard.service`, timer
-    `sglang-<instance>-deadline.timer`."""
+    """Units `sglang-<instance>.service`, `sglang-<instance>-guard.service`, timers `sglang-<instance>-deadline.timer`
+    and `sglang-<instance>-logs.timer`."""
 
     def __init__(self, *, instance, instance_dir, conf=None):
         self.instance_dir = instance_dir
         self.engine = f"sglang-{instance}.service"
         self.guard = f"sglang-{instance}-guard.service"
         self.deadline = f"sglang-{instance}-deadline"
+        self.logs = f"sglang-{instance}-logs"
 
     def install(self, release):
         return self._install(os.path.join(self.instance_dir, "current", "engine.service"), self.engine)
 
     def install_guard(self, changed):
-        return self._install(os.path.join(self.instance_dir, "guard", "guard.service"), self.guard)
+        done = [self._install(source, unit) for unit, source in self._guard_units().items()]
+        _systemctl("start", f"{self.logs}.timer")
+        return {
+            "changed": any(found["changed"] for found in done),
+            "reloaded": any(found["reloaded"] for found in done),
+            "blind": [name for found in done for name in found["blind"]],
+        }
+
+    def _guard_units(self):
+        """{unit: the file that it is a copy of}."""
+        folder = os.path.join(self.instance_dir, "guard")
+        return {
+            self.guard: os.path.join(folder, "guard.service"),
+            f"{self.logs}.service": os.path.join(folder, "logs.service"),
+            f"{self.logs}.timer": os.path.join(folder, "logs.timer"),
+        }
 
     def _install(self, source, unit):
-        """Put the unit in place and enable it. A reload only where systemd holds another version of it, and never
-        over the heads of GPU containers. Returns {changed, reloaded, blind: [containers that lost their GPUs]}."""
+        """Put the unit in place and enable it. A reload only where systemd holds another version of it (or of its
+        drop-ins), and never over the heads of GPU containers. Returns {changed, reloaded, blind: [containers that lost
+        their GPUs]}."""
         target = os.path.join(UNIT_DIR, unit)
         changed = not (os.path.exists(target) and filecmp.cmp(source, target, shallow=False))
-        endangered = []
+        before = _show(unit, ("LoadState", "NeedDaemonReload"))
+        if before["NeedDaemonReload"] == "yes" or (changed and before["LoadState"] == "loaded"):
+            endangered = containers.reload_danger(self.instance_dir)["containers"]
+            if endangered:
+                raise VerbError(_danger_words(unit, endangered), containers=endangered)
         if changed:
-            if _show(unit, ("LoadState",))["LoadState"] == "loaded":
-                endangered = containers.reload_danger(self.instance_dir)["containers"]
-                if endangered:
-                    raise VerbError(_danger_words(unit, endangered), containers=endangered)
             with open(source, "rb") as file:
                 store.write_atomic(target, file.read())
         state = _show(unit, ("NeedDaemonReload", "UnitFileState"))
         reloaded = state["NeedDaemonReload"] == "yes"
+        blind = []
         if reloaded:
             others = containers.gpu_containers(self.instance_dir)
             _systemctl("daemon-reload")
-            endangered = containers.blind(others)
-        if state["UnitFileState"] != "enabled":
+            blind = containers.blind(others)
+        if state["UnitFileState"] not in _ENABLED:
             _systemctl("enable", "--quiet", "--no-reload", unit)  # by itself `enable` reloads as well
-        return {"changed": changed, "reloaded": reloaded, "blind": endangered}
+        return {"changed": changed, "reloaded": reloaded, "blind": blind}
 
     def start(self):
         _systemctl("reset-failed", self.engine, check=False)
@@ -90,6 +109,7 @@ class Supervisor:
             "pid": pid,
             "started_at": processes.started_at(pid) if pid else None,
             "enabled": facts.get("UnitFileState") == "enabled",
+            "stale": facts.get("NeedDaemonReload") == "yes",
             "detail": f"{facts.get('ActiveState')} ({facts.get('SubState')}), result {facts.get('Result')}",
         }
 
@@ -117,12 +137,9 @@ class Supervisor:
             return file.read().strip()
 
     def inspect(self):
-        """What systemd will really do with the two units: [{unit, installed: path, wanted: path, same, enabled,
+        """What systemd will really do with the units: [{unit, installed: path, wanted: path, same, enabled,
         overrides: [paths], stale (systemd holds another version), problem}]."""
-        wanted = {
-            self.engine: os.path.join(self.instance_dir, "current", "engine.service"),
-            self.guard: os.path.join(self.instance_dir, "guard", "guard.service"),
-        }
+        wanted = {self.engine: os.path.join(self.instance_dir, "current", "engine.service"), **self._guard_units()}
         return [self._inspect_one(unit, source) for unit, source in wanted.items()]
 
     def _inspect_one(self, unit, source):
@@ -135,7 +152,7 @@ class Supervisor:
             "installed": installed,
             "wanted": source,
             "same": present and filecmp.cmp(source, installed, shallow=False),
-            "enabled": facts.get("UnitFileState") == "enabled",
+            "enabled": facts.get("UnitFileState") in _ENABLED,
             "overrides": facts.get("DropInPaths", "").split(),
             "stale": facts.get("NeedDaemonReload") == "yes",
             "problem": problem,
@@ -144,4 +161,4 @@ class Supervisor:
 
 def _danger_words(unit, endangered):
     names = ", ".join(f"{c['name']} ({c['image']})" for c in endangered)
-    return f"{unit} changed, and `systemctl daemon-reload` could take the GPUs away from running containers: {names}"
+    return f"{unit} needs `systemctl daemon-reload`, which could take the GPUs away from running containers: {names}"

@@ -21,6 +21,7 @@ COMPLETE = "ops-complete.json"
 _WHEELS = ".wheels"
 _AT_ONCE = 8
 _SHORT_S = 120.0
+_POLL_S = 0.5
 
 
 def state(emit, *, folder):
@@ -53,11 +54,13 @@ def install(emit, *, folder, lock, lock_sha256, python, patches, timeout_s):
     packages = json.loads(lock)["packages"]
     deadline = time.monotonic() + timeout_s
     os.makedirs(os.path.join(folder, _WHEELS), mode=0o755, exist_ok=True)
-    with _alone(folder):
-        interpreter = _environment(emit, folder, python)
-        downloaded = _download(emit, folder, interpreter, packages, deadline)
-        _install(emit, folder, interpreter, packages, deadline)
-        _patch(folder, interpreter, patches)
+    with _alone(emit, folder, deadline) as held:
+        if os.path.exists(os.path.join(folder, COMPLETE)):  # by whom we waited for
+            return {"changed": False, "downloaded": 0, "python": os.path.join(folder, "bin", "python")}
+        interpreter = _environment(emit, folder, python, held)
+        downloaded = _download(emit, folder, interpreter, packages, held, deadline)
+        _install(emit, folder, interpreter, packages, held, deadline)
+        _patch(folder, interpreter, patches, held)
         store.write_atomic(os.path.join(folder, "stack.lock"), lock.encode())
     return {"changed": True, "downloaded": downloaded, "python": interpreter}
 
@@ -70,20 +73,33 @@ def complete(emit, *, folder, proof):
 
 
 @contextmanager
-def _alone(folder):
+def _alone(emit, folder, deadline):
+    """Be the only one who writes into the environment. Yields the lock, for the programs that write: they outlive an
+    agent whose SSH broke, and the repeated call waits for them."""
     fd = os.open(os.path.join(folder, ".installing"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise VerbError(f"another run is installing into {folder}") from None
-    try:
-        yield
+        told = False
+        while not _locked(fd):
+            if time.monotonic() > deadline:
+                raise VerbError(f"another run is still installing into {folder}")
+            if not told:
+                emit({"say": f"waiting: another run is installing into {folder}"})
+                told = True
+            time.sleep(_POLL_S)
+        yield fd
     finally:
         os.close(fd)
 
 
-def _environment(emit, folder, version):
+def _locked(fd):
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _environment(emit, folder, version, held):
     interpreter = os.path.join(folder, "bin", "python")
     if _version(interpreter) == version and _pip_works(interpreter):
         return interpreter
@@ -93,7 +109,7 @@ def _environment(emit, folder, version):
     if program is None:
         raise VerbError(f"there is no python{version} on this host (PATH {os.environ.get('PATH', '')})")
     emit({"say": f"making {folder} with {program}"})
-    _run([program, "-m", "venv", "--clear", "--without-pip", folder + ".new"])
+    _run([program, "-m", "venv", "--clear", "--without-pip", folder + ".new"], held)
     # `venv --clear` would take the wheels that are here already, so it is made beside and moved in.
     for name in os.listdir(folder + ".new"):
         target = os.path.join(folder, name)
@@ -103,7 +119,7 @@ def _environment(emit, folder, version):
             os.unlink(target)
         os.rename(os.path.join(folder + ".new", name), target)
     os.rmdir(folder + ".new")
-    _run([interpreter, "-m", "ensurepip", "--default-pip"])
+    _run([interpreter, "-m", "ensurepip", "--default-pip"], held)
     return interpreter
 
 
@@ -126,10 +142,17 @@ def _pip_works(interpreter):
     return done.returncode == 0
 
 
-def _run(words, timeout_s=_SHORT_S):
+def _run(words, held, timeout_s=_SHORT_S):
+    """Run a program that writes into the environment; it holds the lock `held` as long as it lives."""
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, timeout=max(1.0, timeout_s), check=False, stdin=subprocess.DEVNULL
+            words,
+            capture_output=True,
+            text=True,
+            timeout=max(1.0, timeout_s),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(held,),
         )
     except subprocess.TimeoutExpired:
         raise VerbError(f"`{' '.join(words[:4])}` did not end in time") from None
@@ -143,7 +166,7 @@ def _whole(path, package):
     return os.path.isfile(path) and store.sha256(path) == package["sha256"]
 
 
-def _download(emit, folder, interpreter, packages, deadline):
+def _download(emit, folder, interpreter, packages, held, deadline):
     """Fetch every wheel that is not here whole, a few at a time, each checked against the lock's digest."""
     place = os.path.join(folder, _WHEELS)
     missing = [p for p in packages if not _whole(os.path.join(place, p["file"]), p)]
@@ -161,7 +184,7 @@ def _download(emit, folder, interpreter, packages, deadline):
         emit({"say": f"fetching {start + len(some)} of {len(missing)}: {names} ({size:.0f} MB)"})
         words = [interpreter, "-I", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         words += ["--only-binary", ":all:", "--require-hashes", "--dest", place, "--requirement", listing]
-        _run(words, deadline - time.monotonic())
+        _run(words, held, deadline - time.monotonic())
     for package in missing:
         if not _whole(os.path.join(place, package["file"]), package):
             raise VerbError(f"{package['file']} did not arrive as it is locked")
@@ -172,20 +195,20 @@ def _requirements(packages):
     return "".join(f"{p['name']}=={p['version']} --hash=sha256:{p['sha256']}\n" for p in packages)
 
 
-def _install(emit, folder, interpreter, packages, deadline):
+def _install(emit, folder, interpreter, packages, held, deadline):
     place = os.path.join(folder, _WHEELS)
     listing = os.path.join(place, "all.txt")
     store.write_atomic(listing, _requirements(packages).encode())
     emit({"say": f"installing {len(packages)} packages"})
     words = [interpreter, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     words += ["--no-index", "--find-links", place, "--force-reinstall", "--require-hashes", "--requirement", listing]
-    _run(words, deadline - time.monotonic())
+    _run(words, held, deadline - time.monotonic())
 
 
-def _patch(folder, interpreter, patches):
+def _patch(folder, interpreter, patches, held):
     if not patches:
         return
-    site = _run([interpreter, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+    site = _run([interpreter, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], held).strip()
     for name in patches:
         path = os.path.join(folder, _WHEELS, name)
-        _run(["patch", "-p1", "--batch", "--forward", "--fuzz=0", "--directory", site, "--input", path])
+        _run(["patch", "-p1", "--batch", "--forward", "--fuzz=0", "--directory", site, "--input", path], held)

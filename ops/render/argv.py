@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def container_argv(profile: Profile, stack: Stack, host: HostSpec) -> tuple[Flag
         ("--log-driver", "none"),
         ("--network", "host"),
         ("--ipc", "host"),
-        *((("--gpus", host.container_gpus),) if host.container_gpus != "none" else ()),
+        *((("--gpus", _gpus(host.container_gpus)),) if host.container_gpus != "none" else ()),
         *(("--ulimit", limit) for limit in host.container_ulimits),
         ("--stop-signal", "SIGTERM"),
         ("--stop-timeout", str(stop_wall_s)),
@@ -59,6 +60,16 @@ def container_argv(profile: Profile, stack: Stack, host: HostSpec) -> tuple[Flag
         *(("--mount", f"type=bind,src={src},dst={dst}") for src, dst in sorted(host.container_mounts.items())),
         *_kernel_cache(stack),
     )
+
+
+def _gpus(value: str) -> str:
+    """The value of --gpus as Docker's CSV reader takes it: an option that holds a comma stands in double quotes.
+
+    Bare, `device=0,1` is a device and a count, and Docker starts nothing ("cannot set both Count and DeviceIDs").
+    Source: docker/cli opts/gpus.go (GpuOpts.Set).
+    """
+    options = re.split(r",(?=[a-z]+=)", value)
+    return ",".join(f'"{option}"' if "," in option else option for option in options)
 
 
 def container_name(host: HostSpec) -> str:

@@ -171,7 +171,7 @@ def _manifest(
         "expect": {
             "port": profile.engine.port,
             "address": host.bind or profile.engine.host,
-            "ranks": host.ranks(profile.engine.tensor_parallel),
+            "ranks": host.ranks(profile.engine.ranks),
             "server_info": argv.server_info(profile, host),
         },
         "pins": {

@@ -18,7 +18,7 @@ BLOCK_BYTES = 1 << 20
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a web server, read in blocks by range requests."""
+    """A file on a web server, read in blocks by range requests. What reads it may raise ConfigError."""
 
     def __init__(self, session: requests.Session, url: str) -> None:
         self._session = session
@@ -35,8 +35,11 @@ class RemoteFile(io.RawIOBase):
         return self._size - len(answer.content), answer.content
 
     def _get(self, byte_range: str) -> requests.Response:
-        answer = self._session.get(self._url, headers={"Range": byte_range}, timeout=TIMEOUT_S)
-        answer.raise_for_status()
+        try:
+            answer = self._session.get(self._url, headers={"Range": byte_range}, timeout=TIMEOUT_S)
+            answer.raise_for_status()
+        except requests.RequestException as error:
+            raise _unreadable(self._url, error) from error
         return answer
 
     def seekable(self) -> bool:
@@ -73,8 +76,12 @@ def open_wheel(session: requests.Session, url: str) -> zipfile.ZipFile:
         if url.startswith(("http://", "https://")):
             return zipfile.ZipFile(cast(IO[bytes], RemoteFile(session, url)))
         return zipfile.ZipFile(url.removeprefix("file://"))
-    except (OSError, requests.RequestException, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{url.rpartition('/')[2]} cannot be read: {error}", hint="try again") from error
+    except (OSError, zipfile.BadZipFile) as error:
+        raise _unreadable(url, error) from error
+
+
+def _unreadable(url: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{url.rpartition('/')[2]} cannot be read: {error}", hint="try again")
 
 
 def record_of(wheel: zipfile.ZipFile) -> str:

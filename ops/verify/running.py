@@ -21,6 +21,11 @@ def judge(ask: Question, seen: Seen) -> Verdict:
             "ops logs, then ops start or ops rollback",
             engine=engine["state"],
         )
+    if seen.facts.get("unseen"):
+        return ask.inconclusive(
+            f"the environment of pid {engine['pid']} is closed to the agent, so nobody knows whose processes run",
+            "give the SSH user the right to see the engine's processes (same user, or become)",
+        )
     if others:
         return ask.failed(
             f"processes of {', '.join(others)} run as well",

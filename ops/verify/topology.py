@@ -14,6 +14,8 @@ def judge(ask: Question, seen: Seen) -> Verdict:
         return ask.passed(f"set {nccl['name']} is for any links")
     text = (seen.facts["gpus"] or {}).get("topology")
     links = kinds(text) if text else set()
+    if text and len(gpus(text)) == 1:
+        return ask.skipped("one GPU has no links to others")
     if not links:
         return ask.inconclusive(
             "`nvidia-smi topo -m` shows no links between GPUs", "look at nvidia-smi on the host, then ops verify again"
@@ -41,9 +43,14 @@ def kinds(text: str) -> set[str]:
 
     Source: nvidia-smi topo -m, legend of driver 550 and 580.
     """
+    rows = gpus(text)
+    return {word for row in rows for word in row[1 : 1 + len(rows)] if word != "X"}
+
+
+def gpus(text: str) -> list[list[str]]:
+    """Return the matrix's rows of GPUs: each has an X for itself, which the header, GPU0 in front as well, has not."""
     rows = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
-    gpus = [row for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and len(row) > 1 and "GPU" not in row[1]]
-    return {word for row in gpus for word in row[1 : 1 + len(gpus)] if word != "X"}
+    return [row for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
 
 
 CHECK = Check("topology", "Was the NCCL set tuned for this host's GPU links?", 50, judge)

@@ -100,15 +100,14 @@ def ops_fleet(groups: Mapping[str, Sequence[str]], target: str, hostvars: Mappin
     return list(groups[target]) if target in groups else list(_seen(groups["all"], hostvars, "ops_seen"))
 
 
-def ops_switched(
-    names: Sequence[str], hostvars: Mapping[str, Any], wave: Sequence[str], on_failure: str
-) -> list[dict[str, str | None]]:
-    """Hosts to put back after a failure: of the failing wave those that were switched and then found wanting; with
-    on_failure `revert` every one that the roll switched."""
+def ops_switched(names: Sequence[str], hostvars: Mapping[str, Any], on_failure: str) -> list[dict[str, str | None]]:
+    """Hosts to put back after a failure: those that were switched and then failed their watch; with on_failure `revert`
+    every one that the roll switched."""
+    watches = _seen(names, hostvars, "ops_watched")
     found = []
     for name, done in _seen(names, hostvars, "ops_deployed").items():
         switched = done.get("outcome") == "deployed" and done.get("changed")
-        if switched and (on_failure == "revert" or name in wave):
+        if switched and (on_failure == "revert" or watches.get(name, {}).get("failed")):
             found.append({"host": name, "release": done.get("previous")})
     return found
 

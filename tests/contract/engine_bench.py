@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -231,12 +231,12 @@ def session_pids(session: int) -> list[int]:
 
 
 def title(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    """Its command line; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
 
 
 def environ(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
-
-
-def lines_with(text: str, words: Sequence[str]) -> list[str]:
-    return [line for line in text.splitlines() if any(word in line for word in words)]

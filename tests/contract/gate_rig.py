@@ -11,7 +11,7 @@ import sys
 import time
 import venv
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,8 @@ class Rig:
             yield served
         finally:
             for entry in processes.ours(self.host().instance_dir):
-                os.kill(entry["pid"], signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(entry["pid"], signal.SIGKILL)
             process.wait(10)
             assert process.stdout is not None
             process.stdout.close()

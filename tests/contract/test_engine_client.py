@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from engine_bench import Bench, Engine, make_bench, start
+from engine_bench import Bench, Engine, make_bench, start, wait_for
 
 from ops.remote import engine_client
 
@@ -120,13 +120,18 @@ def test_a_repeated_prompt_is_cached_and_a_flush_makes_it_cold_again(engine: Eng
 
 
 def test_a_flush_waits_for_the_running_request(engine: Engine) -> None:
-    worker = threading.Thread(target=one, args=(engine, generation(200)))
+    answers: list[dict[str, Any]] = []
+    worker = threading.Thread(target=lambda: answers.append(one(engine, generation(4000))))
     worker.start()
     try:
+        wait_for(lambda: engine.get("/v1/loads").json()["loads"][0]["num_running_reqs"] == 1, 5, "a running request")
         found = engine_client.flush(quiet, **where(engine), timeout_s=20)
+        worker.join(0.5)  # the engine is done with it, the answer may be on its way
+        assert not worker.is_alive(), "the flush did not wait"
     finally:
         worker.join()
     assert found == {"flushed": True, "status": 200, "error": ""}
+    assert answers[0]["completion_tokens"] == 4000
 
 
 def test_json_and_text_bodies_and_unknown_paths_are_told_apart(engine: Engine) -> None:

@@ -49,7 +49,9 @@ def test_every_version_with_a_flag_table_has_rules_and_the_ranges_do_not_overlap
 @EVERY
 def test_a_load_shows_every_phase_in_order(rules: Rules, folder: Path) -> None:
     names = [name for name, _ in PHASES if name != "CUDA graphs" or "cpu" not in folder.name]
-    for file in folder.glob("startup_*.log"):
+    files = [*folder.glob("startup_*.log")]
+    assert files
+    for file in files:
         seen = list(dict.fromkeys(filter(None, map(phase_of, file.read_text().splitlines()))))
         assert seen == names, file.name
 

@@ -70,6 +70,7 @@ def live(engine: Engine, **keys: str | None) -> LiveServer:
     )
 
 
+@pytest.mark.timing
 def test_runs_of_one_user_take_prompts_in_turn_and_count_the_decode(bench: Bench) -> None:
     with serving(bench) as server:
         runs = measure(server, PROMPTS, concurrency=1, runs=6, tokens=128, timeout_s=60)
@@ -79,6 +80,7 @@ def test_runs_of_one_user_take_prompts_in_turn_and_count_the_decode(bench: Bench
     assert all((c.cached_tokens or 0) < 5 for c in server.seen)
 
 
+@pytest.mark.timing
 def test_runs_of_eight_users_count_all_their_tokens(bench: Bench) -> None:
     with serving(bench) as server:
         runs = measure(server, PROMPTS, concurrency=8, runs=2, tokens=128, timeout_s=60)

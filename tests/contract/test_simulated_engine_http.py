@@ -37,15 +37,17 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 def same_keys(seen: Any, real: Any, path: str = "") -> list[str]:
-    """Return where two JSON bodies differ in keys; lists are compared by their first element."""
-    if isinstance(real, dict) and isinstance(seen, dict):
+    """Return where two JSON bodies differ in keys or shape; lists are compared by their first element."""
+    if not isinstance(real, dict | list):
+        return []
+    if type(seen) is not type(real) or (real and not seen):
+        return [f"{path} is {seen!r}"]
+    if isinstance(real, dict):
         differ = [f"{path}.{key}" for key in seen.keys() ^ real.keys()]
         return differ + [
             line for key in seen.keys() & real.keys() for line in same_keys(seen[key], real[key], f"{path}.{key}")
         ]
-    if isinstance(real, list) and isinstance(seen, list) and real and seen:
-        return same_keys(seen[0], real[0], f"{path}[0]")
-    return []
+    return same_keys(seen[0], real[0], f"{path}[0]") if real else []
 
 
 def test_server_info_has_the_recorded_keys(engine: Engine) -> None:

@@ -1,9 +1,15 @@
-"""Fixtures of the tests against the real engine on a CPU: the engine, built once, and hosts that run it."""
+"""Fixtures of the tests against the real engine on a CPU: the engine, built once, and hosts that run it.
 
+A machine that cannot run it skips them with one line; with OPS_REQUIRE_ENGINE=1 (`make test-engine-cpu` and
+`make test-engine-gpu`) that is a failure.
+"""
+
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import real_host
@@ -14,10 +20,22 @@ CACHE = real_host.REPOSITORY / ".cache" / "engine-cpu"
 
 
 @pytest.fixture(scope="session")
-def engine_python() -> Path:
+def unavailable() -> Callable[[str], NoReturn]:
+    """End the test: this machine cannot run the engine."""
+
+    def end(why: str) -> NoReturn:
+        if os.environ.get("OPS_REQUIRE_ENGINE") == "1":
+            pytest.fail(f"OPS_REQUIRE_ENGINE=1, but the engine is unavailable: {why}", pytrace=False)
+        pytest.skip(f"engine unavailable: {why}")
+
+    return end
+
+
+@pytest.fixture(scope="session")
+def engine_python(unavailable: Callable[[str], NoReturn]) -> Path:
     """The Python of the real engine; the first time it is built, which takes minutes."""
     if sys.version_info[:2] != (3, 11) and not (CACHE / ".built").exists():
-        pytest.skip("building the CPU engine needs Python 3.11: PYTHON=python3.11 tests/engine/cpu/setup.sh")
+        unavailable("building the CPU engine needs Python 3.11: PYTHON=python3.11 tests/engine/cpu/setup.sh")
     done = subprocess.run(
         [real_host.HERE / "cpu" / "setup.sh", CACHE], capture_output=True, text=True, timeout=1800, check=False
     )

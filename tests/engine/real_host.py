@@ -125,8 +125,8 @@ class RealHost:
     def current_folder(self) -> Path:
         return (self.instance / "current").resolve()
 
-    def engine_log(self, release: str | None = None) -> Path:
-        return self.instance / "logs" / f"{release or self.current_folder().name}.log"
+    def engine_log(self) -> Path:
+        return self.instance / "logs" / f"{self.current_folder().name}.log"
 
     def engine_processes(self) -> dict[int, str]:
         """{pid: title} of every live process of the instance, by the marker in its environment."""

@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import engine_results
 import pytest
@@ -25,11 +26,11 @@ CLAIMS = [words for words, _, _ in gpu_claims.claims({})]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    """What a whole run found; phases that an earlier, unfinished run did are not done again."""
+def found(unavailable: Callable[[str], NoReturn]) -> dict[str, Any]:
+    """What a whole run found; phases that an earlier, unfinished run of this commit did are not done again."""
     python = os.environ.get("OPS_LAB_ENGINE_PYTHON")
     if shutil.which("nvidia-smi") is None or not python:
-        pytest.skip("needs an NVIDIA GPU (nvidia-smi) and OPS_LAB_ENGINE_PYTHON, a Python that has SGLang")
+        unavailable("needs an NVIDIA GPU (nvidia-smi) and OPS_LAB_ENGINE_PYTHON, a Python that has SGLang")
     main(["--engine-python", python, "--down"])
     document: dict[str, Any] = json.loads((engine_results.RESULTS / "engine-gpu.json").read_text())
     return document

@@ -4,12 +4,14 @@ Minutes on a GPU are dear. If this fails, a person who has got hold of one spend
 """
 
 import argparse
+import copy
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import real_host
@@ -17,6 +19,9 @@ import real_host
 sys.path.append(str(Path(__file__).parent / "gpu"))
 
 import by_hand
+import engine_results
+import gpu_claims
+import gpu_main
 import gpu_phases as phases
 import gpu_report
 import nccl_words
@@ -35,7 +40,7 @@ class Rehearsed(Machine):
     """Sandboxes with the simulated engine in the place of GPUs; each shows GPUs of its own."""
 
     def __init__(self, folder: Path, count: int, side_by_side: bool) -> None:
-        found = Findings(folder / "state.json", time.monotonic() + 1500)
+        found = Findings(folder / "state.json", time.monotonic() + 1500, "rehearsal")
         super().__init__(argparse.Namespace(work=folder), found, folder / "no-nvidia-smi")
         self.count = count
         self.side_by_side = side_by_side
@@ -105,13 +110,78 @@ def test_a_call_whose_time_is_up_begins_nothing_and_the_next_one_goes_on(tmp_pat
     def never() -> None:
         raise AssertionError("it began")
 
-    late = Findings(tmp_path / "state.json", time.monotonic() + 5)
+    late = Findings(tmp_path / "state.json", time.monotonic() + 5, "abc")
     assert late.attempt("phase", lambda: late.once("step", 10, never)) is False
     assert late.failures == {} and "step" not in late.state
     late.deadline += 100
     assert late.attempt("phase", lambda: late.once("step", 10, lambda: 7))
-    again = Findings(tmp_path / "state.json", time.monotonic())
+    again = Findings(tmp_path / "state.json", time.monotonic(), "abc+")  # it wrote its results
     assert again.once("step", 10, never) == 7
+
+
+def test_what_another_commit_found_is_dropped(tmp_path: Path) -> None:
+    earlier = Findings(tmp_path / "state.json", time.monotonic() + 100, "abc")
+    earlier.once("step", 10, lambda: 7)
+    later = Findings(tmp_path / "state.json", time.monotonic() + 100, "def")
+    assert later.anew and "step" not in later.state
+    later.once("step", 10, lambda: 8)
+    assert json.loads((tmp_path / "state.json").read_text())["project"] == "def"
+
+
+def test_an_unfinished_run_goes_on_and_after_a_whole_one_all_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    complete = iter([False, True, True])
+
+    def one_step(machine: Machine, names: list[str], *, side_by_side: bool) -> bool:
+        machine.found.once("step", 0, lambda: measured.append("step"))
+        return next(complete)
+
+    monkeypatch.setattr(gpu_main, "go_through", one_step)
+    monkeypatch.setattr(gpu_main.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(engine_results, "project_version", lambda repository: "abc")
+    left = tmp_path / "work" / "gpu-lab" / "hosts.yml"
+    seen = []
+    for _ in range(3):
+        gpu_main.main(["--engine-python", "python", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
+        seen.append((len(measured), left.exists()))
+        left.parent.mkdir(exist_ok=True)
+        left.touch()
+    assert seen == [(1, False), (1, True), (2, False)]
+
+
+@pytest.mark.sandbox
+def test_a_run_that_begins_anew_finds_no_host_of_an_earlier_one(tmp_path: Path) -> None:
+    host = real_host.up(tmp_path / "gpu-lab", "gpu-lab", Path(sys.executable), time_scale=20.0)
+    try:
+        processes = host.box.processes()
+        assert processes
+        gpu_main.remove_hosts(tmp_path)
+        assert not host.project.exists()
+        assert [process for process in processes if real_host.alive(process.pid)] == []
+    finally:
+        if host.project.exists():
+            host.box.down()
+
+
+@pytest.mark.parametrize("profile", gpu_claims.NCCL_PROFILES)
+def test_an_nccl_set_is_proven_only_by_a_deploy_whose_ranks_hold_it(profile: str) -> None:
+    found = json.loads((engine_results.RESULTS / "engine-gpu.json").read_text())
+
+    def holds(**changes: Any) -> bool | None:
+        state = copy.deepcopy(found)
+        state[f"nccl/{profile}"].update(changes)
+        return next(holds for words, holds, _ in gpu_claims.claims(state) if words.startswith(f"{profile}:"))
+
+    ranks = found[f"nccl/{profile}"]["ranks"]
+    other = "Simple" if profile == "lab-gpu-tp2-ll" else "LL"
+    assert holds() is True
+    assert holds(exit_code=3) is False
+    assert holds(ranks={rank: {} for rank in ranks}) is False
+    assert holds(ranks={rank: {**held, "NCCL_PROTO": other} for rank, held in ranks.items()}) is False
+    less = {rank: {name: value for name, value in held.items() if name != "NCCL_ALGO"} for rank, held in ranks.items()}
+    assert holds(ranks=less) is False
 
 
 def test_an_nvidia_smi_of_one_gpu_asks_the_machines_own_about_that_gpu_only(tmp_path: Path) -> None:

@@ -210,10 +210,17 @@ class Lab:
         with locked("addresses"):
             host = Host(name, kind, address or _free_address(), keys, settings)
             docker("create", *_create_options(host), image)
-        keys.trust(host.address, 22)
-        docker("cp", "-", f"{host.container}:/", stdin=payload)
-        docker("start", host.container)
-        host.login().wait(deadline_s=LOGIN_S)
+        try:
+            keys.trust(host.address, 22)
+            docker("cp", "-", f"{host.container}:/", stdin=payload)
+            docker("start", host.container)
+            host.login().wait(deadline_s=LOGIN_S)
+        except BaseException as error:
+            try:
+                error.add_note(f"journal of {name}:\n{host.journal()}")
+            finally:
+                self._destroy(host.container)
+            raise
         return host
 
     def _destroy(self, container: str) -> None:

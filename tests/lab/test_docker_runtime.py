@@ -156,14 +156,16 @@ def test_the_engines_own_parser_refuses_a_flag_before_anything_is_deployed(built
     assert "flags: pass" in good.out
     path = project / "envs" / "profiles" / "eagle3-1step.yaml"
     before = path.read_text()
-    path.write_text(before + "engine:\n  flags:\n    watchdog-timeout: soon\n")
+    # Each value alone is one that `ops` takes; the engine's parser takes the second for a flag.
+    path.write_text(before + "engine:\n  flags:\n    log-requests-target: [stdout, --no-such-flag]\n")
     try:
         refused = rig.run_ops(project, "image", "verify", "lab", "--profile", "eagle3-1step")
     finally:
         path.write_text(before)
 
-    assert refused.code in (2, 6)
-    assert "watchdog-timeout" in refused.text
+    assert refused.code == 6
+    assert "flags: fail: the engine refuses the command line:" in refused.out
+    assert "error: unrecognized arguments: --no-such-flag (exit 2)" in refused.out
 
 
 # -- deploy, reboot, roll back -----------------------------------------------------------------------------------------

@@ -28,8 +28,10 @@ SECRET = "hf_0123456789sentinel"
 def one(lab: Lab, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[tuple[Host, Operator]]:
     """One host for everybody who logs in."""
     host = lab.host(f"systemd-logins-{worker_id}", "systemd", Settings(simulation=Simulation(time_scale=20)))
-    yield host, Operator.of(tmp_path_factory.mktemp("logins") / "project", host)
-    lab.remove(host)
+    try:
+        yield host, Operator.of(tmp_path_factory.mktemp("logins") / "project", host)
+    finally:
+        lab.remove(host)
 
 
 @pytest.mark.parametrize("user", ["fish", "csh", "loud", "strict", "interactive", "root"])
@@ -146,7 +148,9 @@ def test_variables_of_login_files_never_reach_the_ranks_and_the_operator_is_told
     assert "/etc/environment:" in warning
     assert "export NCCL_PROTO=Simple" in warning
     assert "(and 3 more)" in warning, warning  # NCCL_IB_DISABLE, NCCL_ALGO, and the NCCL_P2P_LEVEL of .bashrc
-    for environ in ranks(host).values():
+    found = ranks(host)
+    assert len(found) == 8
+    for environ in found.values():
         assert environ["NCCL_PROTO"] == "LL"
         assert environ["NCCL_ALGO"] == "Ring"
         assert "NCCL_IB_DISABLE" not in environ

@@ -38,17 +38,19 @@ def good(
     lab: Lab, tmp_path_factory: pytest.TempPathFactory, worker_id: str
 ) -> Iterator[Callable[[str], tuple[Host, Operator]]]:
     """Hosts with a good release on them, one a kind for the whole module."""
+    hosts: dict[str, Host] = {}
     made: dict[str, tuple[Host, Operator]] = {}
 
     def on(kind: str) -> tuple[Host, Operator]:
         if kind not in made:
             host = lab.host(f"{kind}-cut-{worker_id}", kind, Settings(simulation=Simulation(time_scale=20)))
+            hosts[kind] = host
             made[kind] = host, Operator.of(tmp_path_factory.mktemp(kind) / "project", host)
             made[kind][1].deploy(host)
         return made[kind]
 
     yield on
-    for host, _ in made.values():
+    for host in hosts.values():
         lab.remove(host)
 
 

@@ -38,28 +38,32 @@ class Deployed:
             self.host.exec(
                 "sh", "-c", f"rm -rf /root/kept{number}; cp -a {file} /root/kept{number} 2>/dev/null || true"
             )
-        yield self.host
-        for number, file in enumerate(files):
-            script = f"rm -rf {file}; if [ -e /root/kept{number} ]; then cp -a /root/kept{number} {file}; fi"
-            self.host.exec("sh", "-c", script)
-        if self.host.kind == "systemd":
-            self.host.exec("systemctl", "daemon-reload")
+        try:
+            yield self.host
+        finally:
+            for number, file in enumerate(files):
+                script = f"rm -rf {file}; if [ -e /root/kept{number} ]; then cp -a /root/kept{number} {file}; fi"
+                self.host.exec("sh", "-c", script)
+            if self.host.kind == "systemd":
+                self.host.exec("systemctl", "daemon-reload")
 
 
 @pytest.fixture(scope="module")
 def deployed(lab: Lab, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Callable[[str], Deployed]]:
     """Hosts with the profile deployed, one a kind for the whole module."""
+    hosts: dict[str, Host] = {}
     made: dict[str, Deployed] = {}
 
     def on(kind: str) -> Deployed:
         if kind not in made:
-            host = lab.host(f"{kind}-verify-{worker_id}", kind, Settings(simulation=Simulation(time_scale=20)))
-            made[kind] = Deployed(host, Operator.of(tmp_path_factory.mktemp(kind) / "project", host))
+            name = f"{kind}-verify-{worker_id}"
+            hosts[kind] = lab.host(name, kind, Settings(simulation=Simulation(time_scale=20)))
+            made[kind] = Deployed(hosts[kind], Operator.of(tmp_path_factory.mktemp(kind) / "project", hosts[kind]))
         return made[kind]
 
     yield on
-    for one in made.values():
-        lab.remove(one.host)
+    for host in hosts.values():
+        lab.remove(host)
 
 
 @pytest.fixture
@@ -125,9 +129,19 @@ def test_files_changed_together_with_their_manifest_are_found_by_the_releases_na
 
 
 def test_systemd_finds_nothing_to_say_about_the_installed_units(systemd: Deployed) -> None:
-    units = ("sglang-default.service", "sglang-default-guard.service")
+    names = ("", "-guard", "-logs")
+    units = (*(f"sglang-default{name}.service" for name in names), "sglang-default-logs.timer")
     said = systemd.host.exec("sh", "-c", f"systemd-analyze verify {' '.join(units)} 2>&1; echo status $?")
     assert said == "status 0\n"
+
+
+def test_systemd_keeps_a_log_from_filling_the_disk(systemd: Deployed) -> None:
+    log = f"{INSTANCE_DIR}/logs/old-1.log"
+    assert systemd.host.exec("systemctl", "is-active", "sglang-default-logs.timer") == "active\n"
+    systemd.host.exec("truncate", "--size", "101M", log)
+    systemd.host.exec("systemctl", "start", "sglang-default-logs.service")
+    assert systemd.host.exec("stat", "--format", "%s", log, f"{log}.1").split() == ["0", str(101 << 20)]
+    systemd.host.exec("rm", log, f"{log}.1")
 
 
 def test_a_drop_in_of_systemctl_edit_is_named(systemd: Deployed) -> None:
@@ -162,8 +176,10 @@ def test_an_edited_or_disabled_unit_is_named(systemd: Deployed) -> None:
     assert UNIT in edited.check("unit")["message"]
 
     systemd.host.exec("systemctl", "disable", "--quiet", "sglang-default.service")
-    disabled = systemd.verify()
-    systemd.host.exec("systemctl", "enable", "--quiet", "sglang-default.service")
+    try:
+        disabled = systemd.verify()
+    finally:
+        systemd.host.exec("systemctl", "enable", "--quiet", "sglang-default.service")
     assert disabled.code == 6, disabled
     assert "sglang-default.service is not enabled" in disabled.check("boot")["message"]
 
@@ -205,20 +221,21 @@ def test_an_engine_started_without_the_set_is_named_and_a_blank_environment_is_i
     deployed: Callable[[str], Deployed], kind: str
 ) -> None:
     on = deployed(kind)
-    with on.changed(f"{CURRENT}/engine.env") as host:
-        host.exec("sed", "-i", "/^NCCL_ALGO=/d", f"{CURRENT}/engine.env")
-        _restart(host)
-        lost = on.verify()
+    try:
+        with on.changed(f"{CURRENT}/engine.env") as host:
+            host.exec("sed", "-i", "/^NCCL_ALGO=/d", f"{CURRENT}/engine.env")
+            _restart(host)
+            lost = on.verify()
+        with on.changed(f"{CURRENT}/engine.env") as host:
+            host.exec("sed", "-i", "/^SPT_NOENV=/d", f"{CURRENT}/engine.env")
+            _restart(host)
+        # The file is back: what the ranks hold is all that is wrong.
+        blank = on.verify()
+    finally:
+        _restart(on.host)
+
     assert lost.code == 6, lost
     assert "NCCL_ALGO is missing in 8 ranks (wanted 'Ring')" in lost.check("environment")["message"]
-
-    with on.changed(f"{CURRENT}/engine.env") as host:
-        host.exec("sed", "-i", "/^SPT_NOENV=/d", f"{CURRENT}/engine.env")
-        _restart(host)
-    # The file is back: what the ranks hold is all that is wrong.
-    blank = on.verify()
-    _restart(on.host)
-
     assert blank.code == 7, blank
     assert blank.outcome_of("environment") == "inconclusive"
     assert "SPT_NOENV=1" in blank.check("environment")["message"]

@@ -78,7 +78,9 @@ def test_a_real_machine_keeps_its_limits_and_its_release_over_power_cuts(lab: La
 
 
 def limits_are_real(vm: Vm, operator: Operator) -> None:
-    for pid in ranks(vm):
+    found = ranks(vm)
+    assert len(found) == 2
+    for pid in found:
         rows = vm.ssh("sudo", "cat", f"/proc/{pid}/limits").splitlines()
         limits = {row[:26].strip(): row[26:].split()[:2] for row in rows}
         assert limits["Max locked memory"] == ["unlimited", "unlimited"]

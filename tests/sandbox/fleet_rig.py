@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rig import REPOSITORY, Client, Done, lay_down_project
+from rig import REPOSITORY, Client, Done, bring_down, journal_of, lay_down_project
 
 from ops.sandbox.host import Sandbox
 
@@ -98,21 +98,21 @@ class Fleet:
 
     def admitted(self, name: str) -> str | None:
         """The release that takes traffic there."""
-        path = self.boxes[name].root / "default" / "admitted"
-        return str(json.loads(path.read_text())["release"]) if path.exists() else None
+        try:
+            text = (self.boxes[name].root / "default" / "admitted").read_text()
+        except FileNotFoundError:
+            return None
+        return str(json.loads(text)["release"])
 
     def journal(self, name: str) -> list[dict[str, Any]]:
-        path = self.boxes[name].root / "default" / "journal.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return journal_of(self.boxes[name].root / "default")
 
     def close(self) -> None:
         for client in self.clients:
             if client.running():
                 client.process.kill()
                 client.process.communicate()
-        for box in self.boxes.values():
-            if box.layout.folder.exists():
-                box.down()
+        bring_down(self.project)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rig import Client, Done
+from rig import Client, Done, bring_down
 
 from ops.sandbox.host import Sandbox
 
@@ -54,10 +54,10 @@ class GateHost:
 @contextmanager
 def baseline_serves(folder: Path, repository: Path, skip: dict[str, str], time_scale: float) -> Iterator[GateHost]:
     """A host on which the baseline was deployed; gone afterwards."""
-    made = GateHost(folder, repository, skip, time_scale)
     try:
+        made = GateHost(folder, repository, skip, time_scale)
         done = made.deploy("baseline")
         assert done.code == 0, done.stdout
         yield made
     finally:
-        made.box.down()
+        bring_down(folder)

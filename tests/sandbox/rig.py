@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ops.sandbox.host import Sandbox
+from ops.sandbox.host import Sandbox, all_sandboxes
 from ops.sandbox.processes import Process
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -200,18 +200,11 @@ class Rig:
                 client.signal(signal.SIGCONT)
                 client.process.kill()
                 client.process.communicate()
-        if self.box.layout.folder.exists():
-            self.box.down()
 
     # What can be seen from outside
 
     def journal(self) -> list[dict[str, Any]]:
-        try:
-            text = (self.instance / "journal.jsonl").read_text()
-        except FileNotFoundError:
-            return []
-        whole = text[: text.rfind("\n") + 1]  # what is being written at this moment comes with the next look
-        return [json.loads(line) for line in whole.splitlines() if line]
+        return journal_of(self.instance)
 
     def link(self, name: str) -> str | None:
         path = self.instance / name
@@ -224,6 +217,16 @@ class Rig:
     def engine_processes(self) -> list[Process]:
         """Launchers and ranks."""
         return [p for p in self.box.processes() if "sglang.launch_server" in p.title or "sglang::" in p.title]
+
+
+def journal_of(instance: Path) -> list[dict[str, Any]]:
+    """The whole lines of an instance's journal."""
+    try:
+        text = (instance / "journal.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    whole = text[: text.rfind("\n") + 1]  # what is being written at this moment comes with the next look
+    return [json.loads(line) for line in whole.splitlines() if line]
 
 
 def environ(pid: int) -> dict[str, str]:
@@ -241,13 +244,22 @@ def rig(folder: Path, name: str, **settings: Any) -> Iterator[Rig]:
     timeouts = settings.pop("timeouts", None)
     project = lay_down_project(folder, timeouts=timeouts)
     wishes: dict[str, Any] = {"time_scale": TIME_SCALE, "noise": "off", "load_s": LOAD_S} | settings
-    box = Sandbox.up(name, project=project, **wishes)
-    shutil.copy(box.inventory, project / "envs" / "hosts.yml")
-    found = Rig(project, box)
     try:
-        yield found
+        box = Sandbox.up(name, project=project, **wishes)
+        shutil.copy(box.inventory, project / "envs" / "hosts.yml")
+        found = Rig(project, box)
+        try:
+            yield found
+        finally:
+            found.close()
     finally:
-        found.close()
+        bring_down(project)
+
+
+def bring_down(project: Path) -> None:
+    """End every sandbox of a project, also one that came up only in part."""
+    for box in all_sandboxes(project):
+        box.down()
 
 
 def until(condition: Callable[[], Any], what: str, within_s: float = 30.0, every_s: float = 0.005) -> Any:

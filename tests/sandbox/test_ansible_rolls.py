@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fleet_rig import Fleet, fleet
-from rig import BRIEF, Done, until
+from rig import BRIEF, Done, stretched, until
 
 from tests.fleet_load import Load
 
@@ -28,7 +28,7 @@ def hosts(three: Fleet) -> Fleet:
     """The three hosts serving `good`, whatever the test before left."""
     for box in three.boxes.values():
         box.clear_faults()
-    three.change_profile("next", rollout={"on_failure": "keep"})
+    three.change_profile("next", rollout={"on_failure": "keep"}, timeouts={})
     if three.serving() != dict.fromkeys(three.boxes, "good"):
         done = three.ops("deploy", "--profile", "good", "--break-lock")
         assert done.code == 0, done.stderr
@@ -163,7 +163,7 @@ def kill_at(hosts: Fleet, name: str, step: str, victims: Callable[[int], list[in
 
 @pytest.mark.parametrize("everything", [False, True], ids=["ops-alone", "every-process-of-it"])
 def test_a_rerun_finishes_what_a_killed_controller_left(hosts: Fleet, everything: bool) -> None:
-    hosts.change_profile("next", timeouts=BRIEF)
+    hosts.change_profile("next", timeouts=stretched(BRIEF))
     kill_at(hosts, "beta", "start", descendants if everything else lambda pid: [pid])
 
     again = hosts.ops("deploy", "--profile", "next")

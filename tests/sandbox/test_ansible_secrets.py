@@ -124,8 +124,11 @@ def test_ops_with_secrets_from_the_environment_prints_none_of_them(
 
     done = hosts.ops("deploy", "--profile", "third")
     assert done.code == 0, done.stderr
-    shown = [hosts.ops("status"), hosts.ops("verify"), hosts.alone("logs", "--host", "alpha", "--lines", "2000"), done]
+    logs = hosts.alone("logs", "--host", "alpha", "--lines", "2000")
+    shown = [hosts.ops("status"), hosts.ops("verify"), logs, done]
 
+    assert [each.code for each in shown] == [0] * 4, [each.stderr for each in shown]
+    assert logs.document["lines"]
     assert all(SENTINEL not in each.stdout + each.stderr for each in shown)
     assert leaks(readable_places(hosts)) == []
     assert private_files(hosts) == ["engine.env", "secrets.yaml"]

@@ -173,6 +173,8 @@ def test_a_disk_that_is_too_small_is_refused(project: Path, repository: Path, tm
     try:
         small = Sandbox.up("small", project=project, time_scale=20, root_size_mib=8)
     except Refused as reason:
+        if os.geteuid() == 0:
+            raise
         pytest.skip(f"mounting is not possible here: {reason.message}")
     try:
         shutil.copy(small.inventory, project / "envs" / "hosts.yml")

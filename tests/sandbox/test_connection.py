@@ -54,6 +54,7 @@ def test_a_log_is_followed_over_cuts_without_losing_or_repeating_a_line(sandbox:
     log.write_text("")
     stop = threading.Event()
     written: list[str] = []
+    at_cut: list[int] = []
 
     def write() -> None:
         with log.open("a", buffering=1) as file:
@@ -68,6 +69,7 @@ def test_a_log_is_followed_over_cuts_without_losing_or_repeating_a_line(sandbox:
         for _ in range(3):
             time.sleep(1.0)
             box.kill_connections()
+            at_cut.append(len(written))
 
     host = SshHost(spec_of(box))
     events: list[Any] = []
@@ -84,7 +86,8 @@ def test_a_log_is_followed_over_cuts_without_losing_or_repeating_a_line(sandbox:
         host.close()
     seen = [line for event in events for line in event["lines"]]
     assert found["outcome"] == "timed-out"
-    assert len(seen) > 50 and seen == written[: len(seen)]
+    assert len(at_cut) == 3 and len(seen) > at_cut[-1], f"{len(seen)} lines seen, cut at {at_cut}"
+    assert seen == written[: len(seen)]
 
 
 def test_a_connection_that_stays_away_is_lost_after_the_patience_and_says_for_how_long(sandbox: Factory) -> None:

@@ -54,6 +54,14 @@ def links(hosts: Pair) -> dict[str, str | None]:
     return {name: hosts.link(name, "current") for name in BOTH}
 
 
+def times(hosts: Pair, event: str, kind: str) -> list[float]:
+    """When each host wrote the newest such line of a step."""
+    return [
+        next(e["at"] for e in reversed(hosts.journal(n)) if e["event"] == event and e["step"]["kind"] == kind)
+        for n in BOTH
+    ]
+
+
 def test_both_ranks_are_started_together_and_a_second_deploy_changes_nothing(hosts: Pair) -> None:
     done = hosts.deploy("next")
 
@@ -67,21 +75,9 @@ def test_both_ranks_are_started_together_and_a_second_deploy_changes_nothing(hos
             f"sglang::scheduler_TP{2 * rank}",
             f"sglang::scheduler_TP{2 * rank + 1}",
         ]
-    starts = [
-        next(e["at"] for e in reversed(hosts.journal(n)) if e.get("step", {}).get("kind") == "start") for n in BOTH
-    ]
-    stops = [
-        next(e["at"] for e in reversed(hosts.journal(n)) if e["event"] == "step-done" and e["step"]["kind"] == "stop")
-        for n in BOTH
-    ]
-    begun = [
-        next(
-            e["at"] for e in reversed(hosts.journal(n)) if e["event"] == "step-started" and e["step"]["kind"] == "start"
-        )
-        for n in BOTH
-    ]
-    assert min(begun) >= max(stops), "one started before the other had stopped"
-    assert max(starts) >= min(begun)
+    begun = times(hosts, "step-started", "start")
+    assert min(begun) >= max(times(hosts, "step-done", "stop")), "one started before the other had stopped"
+    assert min(times(hosts, "step-done", "start")) >= max(begun), "one had started before the other began"
     checks = {row["host"]: [c["name"] for c in row["gate"]["checks"]] for row in done.document["hosts"]}
     assert "generation" in checks["first"]
     assert checks["second"] == ["alive", "itself", "software", "wiring", "environment"]

@@ -83,6 +83,7 @@ def test_what_is_no_fault_is_not_refused(host: GateHost, fault: str) -> None:
 
     assert done.code == 0, done.stdout
     assert done.document["outcome"] == "deployed"
+    assert [f["claimed_by"] for f in host.box.state().faults] == [host.link("current")], "the fault struck nobody"
 
 
 def test_a_wiring_mismatch_at_preflight_touches_nothing(host: GateHost) -> None:

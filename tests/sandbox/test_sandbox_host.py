@@ -419,6 +419,8 @@ def test_a_full_disk_is_full_to_the_last_block_and_free_again_when_cleared(sandb
     try:
         box = sandbox(root_size_mib=8)
     except Refused as refused:
+        if os.geteuid() == 0:
+            raise
         pytest.skip(f"no right to mount here: {refused}")
     with connect(box) as connection:
         write = f"head -c 100000 /dev/zero > {box.root}/upload"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rig import until
 
 from ops.sandbox.address import listener_of, listening_inode
 from ops.sandbox.daemons import detach
@@ -19,14 +20,6 @@ from ops.sandbox.processes import alive, kill
 
 pytestmark = pytest.mark.sandbox
 Factory = Callable[..., Sandbox]
-
-
-def wait_for(condition: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-        time.sleep(0.005)
-    return value
 
 
 def start_engine(box: Sandbox, release: str, seed: int) -> Daemon:
@@ -68,24 +61,24 @@ def seed_served(box: Sandbox) -> int | None:
 
 def stop_engine(box: Sandbox, engine: Daemon) -> None:
     kill(engine)
-    wait_for(lambda: not alive(engine), "the engine is gone")
-    wait_for(lambda: listening_inode(box.address, ENGINE_PORT) is None, "the port is free")
+    until(lambda: not alive(engine), "the engine is gone")
+    until(lambda: listening_inode(box.address, ENGINE_PORT) is None, "the port is free")
 
 
 def orphan_state(box: Sandbox) -> dict[str, Any]:
     return next(fault for fault in box.state().faults if fault["name"] == "orphan-on-port")
 
 
-def struck(box: Sandbox, until: str | None = None) -> Daemon:
+def struck(box: Sandbox, stays_until: str | None = None) -> Daemon:
     """A sandbox whose candidate new-2 was robbed of the port by a copy of old-1; returns the candidate."""
     old = start_engine(box, "old-1", seed=111)
-    wait_for(lambda: seed_served(box) == 111, "the old release serves")
-    box.fault("orphan-on-port", until=until)
-    wait_for(lambda: orphan_state(box).get("copied_at"), "the old release's answers are copied")
+    until(lambda: seed_served(box) == 111, "the old release serves")
+    box.fault("orphan-on-port", until=stays_until)
+    until(lambda: orphan_state(box).get("copied_at"), "the old release's answers are copied")
     stop_engine(box, old)
     run_started(box, "candidate", "new-2")
     candidate = start_engine(box, "new-2", seed=222)
-    wait_for(lambda: orphan_state(box)["state"] == "serving", "the orphan serves")
+    until(lambda: orphan_state(box)["state"] == "serving", "the orphan serves")
     return candidate
 
 
@@ -96,19 +89,19 @@ def test_the_port_is_free_for_the_stop_proof_and_taken_before_the_candidate_bind
     holder = listener_of(box.address, ENGINE_PORT)
     assert holder is not None and "orphan.py" in holder and f"pid {candidate.pid} " not in holder
     assert orphan_state(box)["release"] == "new-2"
-    wait_for(lambda: not alive(candidate), "the candidate ends, its port is taken")
+    until(lambda: not alive(candidate), "the candidate ends, its port is taken")
     assert "address already in use" in (box.layout.log / "new-2.log").read_text()
 
 
 def test_the_port_stays_free_while_nothing_starts(sandbox: Factory) -> None:
     box = sandbox(load_s=1)
     old = start_engine(box, "old-1", seed=111)
-    wait_for(lambda: seed_served(box) == 111, "the old release serves")
+    until(lambda: seed_served(box) == 111, "the old release serves")
     box.fault("orphan-on-port")
-    wait_for(lambda: orphan_state(box).get("copied_at"), "the answers are copied")
+    until(lambda: orphan_state(box).get("copied_at"), "the answers are copied")
     stop_engine(box, old)
-    until = time.monotonic() + 0.5
-    while time.monotonic() < until:
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
         assert listening_inode(box.address, ENGINE_PORT) is None
         time.sleep(0.005)
     assert orphan_state(box)["state"] == "waiting"
@@ -120,7 +113,7 @@ def test_a_baseline_measurement_is_not_struck(sandbox: Factory) -> None:
     (box.root / "default").mkdir(parents=True)
     run_started(box, "baseline", "base-1")
     start_engine(box, "base-1", seed=333)
-    wait_for(lambda: seed_served(box) == 333, "the baseline serves")
+    until(lambda: seed_served(box) == 333, "the baseline serves")
     assert orphan_state(box)["state"] == "waiting"
 
 
@@ -129,9 +122,9 @@ def test_it_leaves_when_the_run_goes_back(sandbox: Factory) -> None:
     candidate = struck(box)
     journal(box, event="step-started", step="stop", seq=9, recovery=True)
     kill(candidate)
-    wait_for(lambda: listening_inode(box.address, ENGINE_PORT) is None, "the port is free", within_s=2)
+    until(lambda: listening_inode(box.address, ENGINE_PORT) is None, "the port is free", within_s=2)
     start_engine(box, "old-1", seed=111)
-    wait_for(lambda: seed_served(box) == 111, "the rollback serves")
+    until(lambda: seed_served(box) == 111, "the rollback serves")
     assert orphan_state(box)["state"] == "left"
     box.clear_faults()
     assert box.state().faults == []
@@ -139,7 +132,7 @@ def test_it_leaves_when_the_run_goes_back(sandbox: Factory) -> None:
 
 def test_told_to_stay_it_stays_until_it_is_cleared(sandbox: Factory) -> None:
     box = sandbox(load_s=1)
-    struck(box, until="cleared")
+    struck(box, stays_until="cleared")
     journal(box, event="step-started", step="stop", seq=9, recovery=True)
     time.sleep(0.3)
     assert seed_served(box) == 111

@@ -46,7 +46,8 @@ def test_a_server_with_keys_is_deployed_read_and_stopped_and_nothing_shows_them(
     status = said[1].host
     assert status["last_tok_s"], "a server with a key was not asked with it"
     said.append(ops(project, "stop"))
-    assert [done.code for done in said[1:3]] == [0, 0] and said[-1].code == 0
+    assert [done.code for done in said] == [0] * 6, [done.stderr for done in said]
+    assert said[3].document["lines"] and said[4].document["events"]
 
     for secret in (KEY, TOKEN):
         assert not any(secret in words for words in argv)

@@ -266,6 +266,7 @@ def test_ranks_that_outlive_their_launcher_are_stopped_as_well(host: Rig) -> Non
     time.sleep(1.0)
     launcher = host.engines()[0]
     ranks = [p for p in host.engine_processes() if "sglang::scheduler" in p.title]
+    assert len(ranks) == 2
     processes.kill(launcher)
     until(lambda: all(parent(p.pid) == 1 for p in ranks), "the ranks belong to PID 1", within_s=10.0)
     done = host.deploy(other(host))

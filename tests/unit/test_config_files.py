@@ -80,8 +80,11 @@ def test_each_value_names_the_file_and_line_it_came_from(project: Path, write: W
     assert resolved.origin(("engine", "tensor_parallel")).startswith("envs/profiles/baseline.yaml:")
     assert resolved.origin(("timeouts", "stop_timeout_s")) == "environment OPS_TIMEOUTS__STOP_TIMEOUT_S"
     assert resolved.origin(("timeouts", "load_timeout_s")) == "default"
-    for path, value in resolved.values():
-        assert resolved.origin(path), (path, value)
+    assert {resolved.origin(path).partition(":")[0] for path, _ in resolved.values()} == {
+        *(f"envs/profiles/{name}.yaml" for name in resolved.chain),
+        "environment OPS_TIMEOUTS__STOP_TIMEOUT_S",
+        "default",
+    }
 
 
 def test_the_environment_overrides_any_key(project: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_host_has_one_rank_only(tmp_path: Path) -> None:
         ({"tensor_parallel": 7}, "engine.tensor_parallel 7 cannot be shared out over the 2 hosts of group pair"),
         ({"flags": {"nnodes": 2}}, "sets nnodes, which ops renders for each host"),
         ({"flags": {"dist_init_addr": "a:1"}}, "sets dist-init-addr, which ops renders"),
-        ({"flags": {"pp-size": 2}}, "tensor parallelism only"),
+        ({"flags": {"dp-size": 2}}, "tensor parallelism only"),
     ],
 )
 def test_a_profile_that_cannot_be_shared_out_is_refused(

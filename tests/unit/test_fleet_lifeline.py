@@ -104,9 +104,11 @@ def test_lines_of_many_writers_never_mix(tmp_path: Path) -> None:
     for writer in range(4):
         pid = os.fork()
         if pid == 0:
-            for number in range(200):
-                append(str(path), {"event": "say", "writer": writer, "number": number, "text": "y" * 3000})
-            os._exit(0)
+            try:
+                for number in range(200):
+                    append(str(path), {"event": "say", "writer": writer, "number": number, "text": "y" * 3000})
+            finally:
+                os._exit(0)
         writers.append(pid)
     tail, found = Tail(path), []
     for pid in writers:

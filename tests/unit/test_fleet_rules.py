@@ -1,7 +1,7 @@
 """Order and budget of a roll: if this fails, a rolling deploy takes more hosts out of traffic than was allowed."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.fleet.budget import budget, order
@@ -24,6 +24,7 @@ rollouts = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(rollouts, st.integers(1, 200))
 def test_waves_take_every_host_once_and_never_more_than_the_budget(rollout: Rollout, hosts: int) -> None:
     found = waves(rollout, hosts)
@@ -32,6 +33,7 @@ def test_waves_take_every_host_once_and_never_more_than_the_budget(rollout: Roll
     assert all(1 <= wave.size <= rollout.max_unavailable for wave in found)
 
 
+@settings(deadline=None)
 @given(rollouts, st.integers(1, 200))
 def test_every_batch_opens_and_closes_once(rollout: Rollout, hosts: int) -> None:
     found = waves(rollout, hosts)

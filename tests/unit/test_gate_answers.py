@@ -4,13 +4,17 @@ If these fail, a server that hangs, babbles, loses requests or accepts no draft 
 because two GPUs do not agree on token 300.
 """
 
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from gate_support import CPU, GPU, PROSE, RELEASE, answer, facts, from_recording, recorded
 
+from ops.config.profiles import load_profile
 from ops.gates import acceptance, agreement, baseline, generation, long_context, prompt_set, soak, texts, wanted
-from ops.model.gate import Completion
+from ops.model.gate import Completion, Generation, Learned, Server, Stored
+from ops.model.profile import Profile
 from ops.model.profile_parts import AcceptanceGate, AgreementGate
 from ops.model.verdict import Outcome
 
@@ -176,9 +180,131 @@ def test_a_length_is_judged_by_floor_and_by_what_it_was(
     assert acceptance.ruling(answers, policy, stored, IDS, IDS).outcome is expected
 
 
-@pytest.mark.parametrize("answers", [[answer()], [counted(3, 5)], []])
-def test_without_enough_counts_acceptance_is_inconclusive(answers: list[Completion]) -> None:
-    assert acceptance.ruling(answers, AcceptanceGate(), None, IDS, IDS).outcome is Outcome.INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("answers", "remedy"),
+    [([answer()], "spec_verify_ct"), ([counted(3, 5)], "traffic.prompts"), ([], "spec_verify_ct")],
+)
+def test_without_enough_counts_acceptance_is_inconclusive(answers: list[Completion], remedy: str) -> None:
+    verdict = acceptance.ruling(answers, AcceptanceGate(), None, IDS, IDS)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert remedy in verdict.remedy
+
+
+@dataclass
+class Drafting:
+    """A server whose draft is always right: steps + 1 tokens a cycle."""
+
+    profile: Profile
+    stored: Stored = field(default_factory=Stored)
+    models: dict[str, Any] = field(default_factory=dict)
+    asked: list[Generation] = field(default_factory=list)
+    manifest: dict[str, Any] = field(default_factory=lambda: {"stack_lock_sha256": "lock"})
+
+    def say(self, text: str) -> None: ...
+
+    def facts(self) -> dict[str, Any]:
+        return {"models": self.models}
+
+    def batch(self, requests: list[Generation], *_: Any, **__: Any) -> list[Completion]:
+        self.asked += requests
+        assert self.profile.speculation is not None
+        steps = self.profile.speculation.steps
+        found = []
+        for request in requests:
+            cycles = -(-(request.tokens - 1) // (steps + 1))
+            meta = {
+                "spec_num_correct_drafts": request.tokens - 1 - cycles,
+                "spec_verify_ct": cycles,
+                "spec_num_proposed_drafts": steps * cycles,
+            }
+            found.append(answer(tokens=request.tokens, meta=meta))
+        return found
+
+
+def drafting(prompts: int | None = None, steps: int = 2, **changes: Any) -> Drafting:
+    own = None if prompts is None else {"prompts": {f"p{i}": f"prompt {i}" for i in range(prompts)}}
+    wanted = {
+        "speculation": {"steps": steps, "draft_tokens": steps + 1},
+        **({"traffic": own} if own else {}),
+        **changes,
+    }
+    return Drafting(load_profile(Path(__file__).parents[2], "eagle3-2step", wanted, environ={}))
+
+
+def accepted(server: Drafting, learned: Learned | None = None) -> Any:
+    learned = learned or Learned()
+    agreement.judge(cast(Server, server), learned)
+    return acceptance.judge(cast(Server, server), learned)
+
+
+@pytest.mark.parametrize(("prompts", "steps"), [(1, 1), (1, 2), (1, 5), (2, 2), (2, 10), (4, 5), (None, 10)])
+def test_few_prompts_and_a_perfect_draft_have_cycles_enough(prompts: int | None, steps: int) -> None:
+    server = drafting(prompts, steps)
+    assert accepted(server).passed
+    assert max(request.tokens for request in server.asked) <= agreement.MOST_TOKENS
+
+
+def test_sampled_answers_have_cycles_enough_as_well() -> None:
+    server = drafting(1, 5, traffic={"prompts": {"p": "prompt"}, "temperature": 0.7})
+    assert accepted(server).passed
+
+
+def test_where_128_tokens_are_enough_no_more_are_asked_for() -> None:
+    server = drafting()
+    accepted(server)
+    assert {request.tokens for request in server.asked} == {agreement.TOKENS}
+
+
+def test_an_answer_leaves_the_context_room_for_its_prompt() -> None:
+    server = drafting(1, 5, traffic={"prompts": {"p": "x" * 7400}})
+    server.models = {"target": {"config": {"text_config": {"max_position_embeddings": 4096}}}}
+    assert agreement.tokens(cast(Server, server)) == 4096 - 3700
+    server.models = {"target": {"config": {"max_position_embeddings": 1024}}}
+    assert agreement.tokens(cast(Server, server)) == agreement.TOKENS
+
+
+def test_longer_answers_are_compared_with_the_references_128_tokens() -> None:
+    reference = {"p0": tuple(range(agreement.TOKENS))}
+    policy = AgreementGate(min_prefix_tokens=128)
+    assert agreement.ruling({"p0": answer(tokens=601)}, reference, policy).passed
+
+
+def test_more_tokens_than_are_compared_cannot_be_demanded() -> None:
+    with pytest.raises(ValueError, match="less than or equal to 128"):
+        AgreementGate(min_prefix_tokens=agreement.TOKENS + 1)
+
+
+def key(server: Drafting) -> str:
+    assert server.profile.speculation is not None
+    return acceptance.expectation_key(cast(Server, server), server.profile.speculation)
+
+
+def test_lengths_of_other_texts_and_thresholds_are_not_compared() -> None:
+    lossy = {"steps": 2, "draft_tokens": 3, "accept_threshold_single": 0.5}
+    keys = [key(drafting()), key(drafting(1)), key(drafting(2)), key(drafting(speculation=lossy))]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_length_stored_before_texts_were_told_apart_goes_on_holding() -> None:
+    plain = drafting()
+    spec = plain.profile.speculation
+    assert spec is not None
+    before = (
+        f"accept_length/lock/{plain.profile.engine.model_path}/{spec.draft_path}"
+        "/steps=2,topk=1,draft_tokens=3,adaptive=False/temperature=0.0"
+    )
+    named = {"steps": 2, "draft_tokens": 3, "accept_threshold_single": 1.0, "accept_threshold_acc": 1.0}
+    assert key(plain) == key(drafting(speculation=named)) == before
+
+
+def test_a_length_of_a_model_that_was_replaced_is_learned_anew() -> None:
+    server = drafting()
+    server.stored = Stored(expectations={key(server): 9.0})
+    assert accepted(server).outcome is Outcome.FAIL
+    learned = Learned()
+    learned.expectations[key(server)] = None  # as `wiring` leaves it
+    assert accepted(server, learned).passed
+    assert learned.expectations[key(server)] == pytest.approx(3, abs=0.1)
 
 
 # long context

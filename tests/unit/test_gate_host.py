@@ -4,7 +4,8 @@ If these fail, a dead, foreign or differently configured server takes traffic, o
 """
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from gate_support import CPU, GPU, RELEASE, facts, lines, process, recorded
@@ -13,7 +14,7 @@ from ops.config.profiles import load_profile
 from ops.engine import wiring as pins
 from ops.gates import alive, effective_config, environment, health, itself, wiring
 from ops.gates.health import Poll
-from ops.model.gate import Reply
+from ops.model.gate import Learned, Reply, Server, Stored
 from ops.model.profile import Profile
 from ops.model.verdict import Outcome
 from ops.sandbox.models import DRAFT_CONFIG, TARGET_CONFIG
@@ -61,6 +62,17 @@ def test_a_missing_rank_is_named_by_count() -> None:
     assert (verdict.outcome, verdict.message) == (Outcome.FAIL, "7 scheduler processes of 8 are alive")
 
 
+def test_the_ranks_of_pipeline_stages_are_counted(two_steps: Profile) -> None:
+    engine = two_steps.engine.model_copy(update={"flags": {"pp-size": 2}})
+    server: Any = SimpleNamespace(
+        profile=two_steps.model_copy(update={"engine": engine}),
+        manifest={"release": RELEASE, "expect": {"ranks": 4}},
+        log=lambda lines: [],
+        facts=lambda: facts(ranks=3),
+    )
+    assert alive.judge(server, Learned()).message == "3 scheduler processes of 4 are alive"
+
+
 def test_a_rank_with_a_blank_environment_still_counts_by_its_parent() -> None:
     seen = facts()
     seen["processes"].append({**process(150, 100, "sglang::scheduler_TP2", None), "release": None})
@@ -82,6 +94,11 @@ def test_a_stopped_engine_fails_with_the_supervisors_words() -> None:
 
 def test_a_running_engine_of_another_release_fails() -> None:
     assert alive.ruling(facts(), [], "baseline-ffffffffffff", 2).outcome is Outcome.FAIL
+
+
+def test_an_engine_whose_processes_cannot_be_read_is_not_called_another_release() -> None:
+    verdict = alive.ruling({**facts(), "processes": [], "unseen": True}, [], RELEASE, 2)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
 
 
 # itself
@@ -232,13 +249,111 @@ def test_a_digest_that_changed_since_it_was_first_good_fails(two_steps: Profile)
     assert wiring.ruling(two_steps, models(), changed).outcome is Outcome.FAIL
 
 
+def pinned(profile: Profile, config_sha256: str) -> Profile:
+    return profile.model_copy(update={"target": profile.target.model_copy(update={"config_sha256": config_sha256})})
+
+
+def test_a_model_replaced_in_place_passes_once_its_new_digest_is_pinned(two_steps: Profile) -> None:
+    """Judged against the first good deploy for ever, it could never be deployed again."""
+    stored = {**pins.digests(two_steps, models()), "digest/target/config_sha256//t": "0" * 64}
+    assert wiring.ruling(two_steps, models(), stored).outcome is Outcome.FAIL
+    assert wiring.ruling(pinned(two_steps, "1" * 64), models(), stored).outcome is Outcome.FAIL
+    verdict = wiring.ruling(pinned(two_steps, "a" * 64), models(), stored)
+    assert verdict.passed, verdict.message
+    assert verdict.evidence["replaced"] == ["digest/target/config_sha256//t"]
+    other = {**stored, "digest/draft/config_sha256//d": "0" * 64}
+    message = wiring.ruling(pinned(two_steps, "a" * 64), models(), other).message
+    assert message == "draft/config_sha256//d changed since it was first good"
+
+
+def test_a_replaced_model_leaves_its_digest_and_no_length_of_the_old_one(two_steps: Profile) -> None:
+    target, draft = two_steps.engine.model_path, two_steps.speculation and two_steps.speculation.draft_path
+    lengths = {f"accept_length/s/{target}/{draft}/steps=2": 1.7, f"accept_length/s/{target}/{draft}/steps=3": 1.9}
+    others = {f"accept_length/s/{target}-2/{draft}/steps=2": 1.8, "speed/s/r/1": 90.0}
+    known = {**lengths, **others, "digest/target/config_sha256//t": "0" * 64}
+    server = SimpleNamespace(
+        profile=pinned(two_steps, "a" * 64), stored=Stored(expectations=known), facts=lambda: {"models": models()}
+    )
+    learned = Learned()
+    assert wiring.judge(cast(Server, server), learned).passed
+    assert learned.expectations["digest/target/config_sha256//t"] == "a" * 64
+    assert {key for key, value in learned.expectations.items() if value is None} == set(lengths)
+
+
 def test_a_pinned_digest_that_nobody_read_is_inconclusive(two_steps: Profile) -> None:
-    pinned = two_steps.model_copy(
+    weights = two_steps.model_copy(
         update={"target": two_steps.target.model_copy(update={"weights_sha256": "e" * 64})},
     )
-    assert wiring.ruling(pinned, models(), {}).outcome is Outcome.INCONCLUSIVE
-    assert wiring.ruling(pinned, models(weights_sha256="e" * 64), {}).passed
-    assert wiring.ruling(pinned, models(weights_sha256="f" * 64), {}).outcome is Outcome.FAIL
+    assert wiring.ruling(weights, models(), {}).outcome is Outcome.INCONCLUSIVE
+    assert wiring.ruling(weights, models(weights_sha256="e" * 64), {}).passed
+    assert wiring.ruling(weights, models(weights_sha256="f" * 64), {}).outcome is Outcome.FAIL
+
+
+def test_a_draft_shorter_than_the_targets_own_context_ends_the_engine(two_steps: Profile) -> None:
+    strict = two_steps.model_copy(update={"env": {}})
+    bounded = strict.model_copy(update={"engine": strict.engine.model_copy(update={"context_length": 4096})})
+    overridden = strict.engine.model_copy(update={"flags": {"json-model-override-args": "{}"}})
+
+    assert "own context 262144 is beyond the draft's 4096" in wiring.ruling(strict, models(), {}).message
+    assert wiring.ruling(bounded, models(), {}).passed
+    assert wiring.ruling(two_steps, models(), {}).passed  # the story's variable allows it
+    assert wiring.ruling(strict.model_copy(update={"engine": overridden}), models(), {}).passed
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"text_config": {"max_position_embeddings": 4096}, "max_position_embeddings": 1}, 4096),
+        ({"max_sequence_length": 2048, "max_position_embeddings": 4096}, 2048),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4}}, None),
+        (
+            {
+                "max_position_embeddings": 262144,
+                "rope_scaling": {"type": "yarn", "factor": 64, "original_max_position_embeddings": 4096},
+            },
+            262144,
+        ),
+        ({}, None),
+    ],
+)
+def test_a_models_own_context_is_told_only_where_it_is_sure(config: dict[str, Any], length: int | None) -> None:
+    assert pins.context(config) == length
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ids", "captured"),
+    [
+        ("LlamaForCausalLM", [0, 2, 60], False),
+        ("Qwen3MoeForCausalLM", [2, 30, 60], False),
+        ("LlamaForCausalLM", [0, 2, 59], True),
+        ("KimiK25ForConditionalGeneration", [2, 30, 60], True),  # read as they are
+        ("KimiK25ForConditionalGeneration", [1, 30, 60], False),  # read one further where the first is 1
+        ("SomeForCausalLM", [2, 30, 60], True),  # unknown: the gate's first request tells
+    ],
+)
+def test_a_last_layer_that_is_never_captured_is_refused(
+    two_steps: Profile, architecture: str, ids: list[int], captured: bool
+) -> None:
+    assert two_steps.speculation is not None
+    draft = two_steps.speculation.draft.model_copy(update={"layer_ids": tuple(ids)})
+    profile = two_steps.model_copy(update={"speculation": two_steps.speculation.model_copy(update={"draft": draft})})
+    seen = models({**DRAFT_CONFIG, "eagle_config": {pins.IDS: ids}})
+    seen["target"]["config"] = {**TARGET_CONFIG, "architectures": [architecture]}
+
+    verdict = wiring.ruling(profile, seen, {})
+
+    assert verdict.passed is captured, verdict.message
+    assert captured or f"layer id 60 is the last layer of a {architecture}" in verdict.message
+
+
+def test_a_draft_of_another_algorithm_needs_no_layer_ids(two_steps: Profile) -> None:
+    document = two_steps.model_dump()
+    document["speculation"] |= {"algorithm": "EAGLE"}
+    del document["speculation"]["draft"]["layer_ids"]
+    plain = {key: value for key, value in DRAFT_CONFIG.items() if key != "eagle_config"}
+
+    assert wiring.ruling(Profile.model_validate(document), models(plain), {}).passed
 
 
 def test_an_unreadable_config_is_inconclusive(two_steps: Profile) -> None:

@@ -75,10 +75,12 @@ def test_a_late_first_token_fails_although_the_rate_is_fine() -> None:
     assert "first token" in verdict.message
 
 
-def test_unknown_times_to_first_token_are_not_judged_and_said_to_be_unknown() -> None:
-    result = looked(arm(94.0, 12, ttft_ms=None))
-    assert speed.ruling([result], []).passed
-    assert speed.figures(result)["ttft_ratio"] is None
+def test_times_to_first_token_that_one_user_did_not_see_are_no_pass() -> None:
+    result = looked(arm(94.0, 12, ttft_ms=None), yardstick=arm(88.8, 40, ttft_ms=None))
+    verdict = speed.ruling([result], [])
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "time to first token not measured" in verdict.message
+    assert (speed.figures(result)["ttft_ratio"], speed.figures(result)["ttft_ruling"]) == (None, "not measured")
 
 
 def test_each_concurrency_must_pass_by_itself() -> None:

@@ -4,12 +4,26 @@ from typing import Any
 
 import pytest
 
-from ops.checks import Check, Question, clock, daemon_reload, driver, gpu_errors, gpus, login_files, open_files, run_as
+from ops.checks import (
+    Check,
+    Question,
+    clock,
+    daemon_reload,
+    driver,
+    gpu_errors,
+    gpus,
+    login_files,
+    open_files,
+    run_as,
+)
+from ops.checks import models as models_check
 from ops.checks import zombies as zombies_check
 from ops.config import resolve_profile
+from ops.flows import preflight
 from ops.model.inventory import HostSpec
 from ops.model.profile import Profile
 from ops.model.verdict import Outcome, Verdict
+from ops.sandbox.models import DRAFT_CONFIG, TARGET_CONFIG
 
 SPEC = HostSpec(name="gpu-a", address="gpu-a")
 HOLDER = {
@@ -46,6 +60,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         "zombies": [],
         "reload": {"cgroup_driver": "systemd", "char_links": False, "containers": []},
         "unit_loaded": True,
+        "unit_stale": False,
         "links": {"current": None},
         "manifests": {},
         "limits": {"nofile": [1024, 1_048_576], "memlock": [-1, -1]},
@@ -94,6 +109,14 @@ def test_a_foreign_holder_is_named_with_user_and_age_and_a_pid_of_another_namesp
     assert here.outcome is hidden.outcome is Outcome.FAIL
 
 
+def test_a_gpu_is_needed_for_each_rank_of_each_replica(profile: Profile) -> None:
+    two = profile.model_copy(update={"engine": profile.engine.model_copy(update={"flags": {"dp-size": 2}})})
+    found = asked(gpus.CHECK, two)
+
+    assert asked(gpus.CHECK, profile).outcome is Outcome.PASS
+    assert (found.outcome, "8 GPUs, but tensor parallel over 16" in found.message) == (Outcome.FAIL, True)
+
+
 @pytest.mark.parametrize(
     ("said", "outcome"),
     [
@@ -132,6 +155,28 @@ def test_an_xid_that_needs_a_reset_is_refused_and_a_harmless_one_is_not(profile:
     assert asked(gpu_errors.CHECK, profile, xids=[user_fault]).outcome is Outcome.PASS
 
 
+def test_a_kernel_log_that_nobody_can_read_is_no_answer_and_no_refusal(profile: Profile) -> None:
+    found = asked(gpu_errors.CHECK, profile, xids=None)
+    assert found.outcome is Outcome.SKIPPED
+    assert "cannot be read" in found.message
+    preflight.require([found, asked(clock.CHECK, profile)], "gpu-a")
+
+
+@pytest.mark.parametrize(
+    ("weights", "outcome"), [("e" * 64, Outcome.PASS), ("f" * 64, Outcome.FAIL), (None, Outcome.INCONCLUSIVE)]
+)
+def test_pinned_weights_that_are_not_there_are_not_as_pinned(
+    profile: Profile, weights: str | None, outcome: Outcome
+) -> None:
+    target = profile.target.model_copy(update={"weights_sha256": "e" * 64})
+    seen = {
+        "target": {"path": "/t", "config": TARGET_CONFIG, "config_sha256": "a" * 64, "weights_sha256": weights},
+        "draft": {"path": "/d", "config": DRAFT_CONFIG, "config_sha256": "b" * 64, "weights_sha256": None},
+    }
+    found = asked(models_check.CHECK, profile.model_copy(update={"target": target}), models=seen)
+    assert found.outcome is outcome, found.line()
+
+
 def test_memory_behind_a_zombie_is_refused_with_its_parent(profile: Profile) -> None:
     held = {**facts()["gpus"], "holders": [{**HOLDER, "state": "Z", "ppid": 7}]}
     found = asked(zombies_check.CHECK, profile, gpus=held)
@@ -162,6 +207,12 @@ def test_a_changed_unit_beside_a_gpu_container_is_refused(profile: Profile) -> N
 def test_the_same_unit_needs_no_reload(profile: Profile) -> None:
     found = asked(daemon_reload.CHECK, profile, reload=DANGER, candidate={"files": UNIT}, **THERE)
     assert found.outcome is Outcome.PASS
+
+
+def test_a_unit_that_was_edited_beside_us_needs_a_reload_although_ours_is_the_same(profile: Profile) -> None:
+    found = asked(daemon_reload.CHECK, profile, reload=DANGER, candidate={"files": UNIT}, unit_stale=True, **THERE)
+    assert found.outcome is Outcome.FAIL
+    assert "drop-in" in found.message
 
 
 def test_a_first_unit_needs_no_reload(profile: Profile) -> None:

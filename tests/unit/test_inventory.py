@@ -111,6 +111,7 @@ def test_the_variable_ops_inventory_names_another_file(tmp_path: Path) -> None:
         ("ops_paths: {/a: b}", "hosts.yml:4: ops_paths"),
         ("ops_root: \"{{ lookup('env', 'HOME') }}\"", "only {{ inventory_dir }} and variables of the host"),
         ("ops_search_path: /x", "hosts.yml:4: ops_search_path"),
+        ("ops_bind: localhost", "hosts.yml:4: ops_bind: 'localhost': an IP address is expected"),
     ],
 )
 def test_a_wrong_variable_is_named_with_its_line(tmp_path: Path, body: str, says: str) -> None:

@@ -14,6 +14,9 @@ from ops.errors import ConfigError, Exit
 from ops.model.profile import Profile
 
 Write = Callable[[str, str], Path]
+TREE = "speculation: {topk: 4, draft_tokens: 8}\n"
+REJECTION = "speculative-use-rejection-sampling"
+REDUCED = "speculation: {draft: {draft_vocab_size: 32000}}\n"
 
 
 def refused(project: Path, name: str, environ: dict[str, str] | None = None) -> str:
@@ -164,6 +167,20 @@ def test_an_unknown_key_of_a_parent_is_named_in_the_parents_file(project: Path, 
         ("speculation:\n  draft:\n    layer_ids: [2, 2, 58]\n", ":4", "distinct and ascending"),
         ("speculation:\n  draft:\n    hidden_size: 4096\n", ":4", "width 4096, the target's have 7168"),
         ("speculation:\n  draft:\n    vocab_size: 32000\n", ":4", "32000, but the target has 163840"),
+        ("speculation:\n  draft:\n    layer_ids: []\n", ":4", "is required for EAGLE3"),
+        ("speculation:\n  adaptive: true\n", "eagle3-2step.yaml:18", "2 with adaptive: SGLang starts with one of 1, 3"),
+        ("engine:\n  flags:\n    pp-size: 2\n", ":4", "2 pipeline stages with EAGLE3"),
+        ("engine:\n  flags:\n    pipeline_parallel_size: 2\n", ":4", "2 pipeline stages with EAGLE3"),
+        ("engine:\n  attention_backend: torch_native\n", ":3", "torch_native cannot draft"),
+        ("engine:\n  flags:\n    decode-attention-backend: torch_native\n", ":4", "torch_native cannot draft"),
+        ("engine:\n  flags:\n    speculative-draft-attention-backend: torch_native\n", ":4", "torch_native cannot"),
+        (f"engine:\n  attention_backend: trtllm_mha\n{TREE}", ":3", "trtllm_mha with topk 4: SGLang takes topk 1 only"),
+        (f"engine:\n  attention_backend: flashmla\n  flags:\n    page-size: 16\n{TREE}", ":5", "16 with topk 4 on"),
+        (f"engine:\n  flags:\n    {REJECTION}: true\n{REDUCED}", ":4", "whole vocabulary, 163840, not 32000"),
+        ("engine:\n  flags: {page-size: 64, chunked-prefill-size: 4100}\n", ":3", "4100 is not a multiple"),
+        ("engine:\n  flags:\n    ssl-keyfile-password: hunter2\n", ":4", "a secret would be readable"),
+        ("engine:\n  host: localhost\n", ":3", "'localhost': an IP address is expected"),
+        ("engine:\n  host: '[::1]'\n", ":3", "'[::1]': an IP address is expected"),
         ("name: other\n", ":2", "the file is called candidate.yaml"),
         ("extends: baseline\n", ":2", "written twice (first on line 1)"),
         ("engine: {port: 1\n", ":", "not YAML"),
@@ -224,6 +241,59 @@ def test_a_context_beyond_the_drafts_needs_the_override_variable(project: Path, 
     variant(write, long + "env:\n  SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN: null\n")
 
     assert "131072 is beyond the draft's 4096" in refused(project, "candidate")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "speculation: {steps: 3, draft_tokens: 4, adaptive: true}\n",
+        "speculation: {adaptive: true}\nengine: {flags: {speculative-adaptive-config: /etc/adaptive.json}}\n",
+        "engine: {attention_backend: torch_native, flags: {speculative-draft-attention-backend: triton}}\n",
+        "engine: {attention_backend: torch_native, flags: {prefill-attention-backend: triton, "
+        "decode-attention-backend: triton}}\n",
+        f"engine: {{attention_backend: fa3, flags: {{page-size: 16}}}}\n{TREE}",
+        f"engine: {{attention_backend: flashmla, flags: {{page-size: 1}}}}\n{TREE}",
+        f"engine: {{flags: {{page-size: 16}}}}\n{TREE}",  # the engine chooses a backend
+        "engine: {attention_backend: trtllm_mha}\n",
+        f"engine: {{flags: {{{REJECTION}: true}}}}\n",
+        f"engine: {{flags: {{{REJECTION}: false}}}}\n{REDUCED}",
+        "engine: {flags: {page-size: 64, chunked-prefill-size: 4096}}\n",
+        "engine: {flags: {page-size: 64, chunked-prefill-size: -1}}\n",
+        "engine: {flags: {page-size: 64, chunked-prefill-size: 100, disaggregation-mode: decode}}\n",
+        "engine: {flags: {dp-size: 2}}\n",
+        "speculation: {algorithm: EAGLE, draft: {layer_ids: null}}\n",
+        "speculation: {algorithm: STANDALONE, draft: {layer_ids: null, hidden_size: 1024}}\n",
+    ],
+)
+def test_what_the_engine_starts_with_is_not_refused(project: Path, write: Write, body: str) -> None:
+    variant(write, body)
+
+    load_profile(project, "candidate", environ={})
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        ({}, 8),
+        ({"dp-size": 2}, 16),
+        ({"data_parallel_size": "2"}, 16),
+        ({"dp-size": 2, "enable-dp-attention": True}, 8),
+        ({"dp-size": 2, "enable-dp-attention": False}, 16),
+        ({"attn-dp-size": 2}, 8),
+        ({"pp-size": 2}, 16),
+        ({"pipeline-parallel-size": [2], "dp-size": 3}, 48),
+    ],
+)
+def test_every_replica_and_stage_has_ranks_of_its_own(project: Path, flags: dict[str, object], ranks: int) -> None:
+    profile = load_profile(project, "baseline", {"engine": {"flags": flags}}, environ={})
+
+    assert profile.engine.ranks == ranks
+
+
+def test_an_address_is_written_as_the_kernel_lists_it(project: Path, write: Write) -> None:
+    variant(write, "engine: {host: '0:0::0:1'}\n")
+
+    assert load_profile(project, "candidate", environ={}).engine.host == "::1"
 
 
 def test_a_retired_engine_version_has_no_flags_here(project: Path, write: Write) -> None:

@@ -68,20 +68,21 @@ def test_a_takeover_needs_the_lock_to_be_the_dead_runs_still(instance: str) -> N
 
 def test_a_takeover_leaves_no_moment_in_which_the_host_is_free(instance: str) -> None:
     lock.acquire(emit, instance_dir=instance, owner=owner("r0"))
-    free, done = [], threading.Event()
+    held, done = [], threading.Event()
 
     def look() -> None:
         while not done.is_set():
-            if not Path(lock.path_of(instance)).exists():
-                free.append(True)
+            held.append(Path(lock.path_of(instance)).exists())
 
-    watcher = threading.Thread(target=look)
+    watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
-    for n in range(50):
+    n = 0
+    while n < 50 or len(held) < 50:
         assert lock.take_over(emit, instance_dir=instance, dead_run=f"r{n}", owner=owner(f"r{n + 1}"))["acquired"]
+        n += 1
     done.set()
     watcher.join()
-    assert not free
+    assert all(held)
 
 
 def test_only_its_owner_gives_the_lock_back(instance: str) -> None:
@@ -162,6 +163,17 @@ def test_other_errors_do_not_spend_the_reserve(instance: str) -> None:
     assert Path(reserve.path_of(instance)).exists()
 
 
+def test_pruning_keeps_the_release_that_a_rollback_would_choose(instance: str) -> None:
+    for age, name in enumerate(["good-9", "bad-4", "bad-3", "bad-2", "bad-1", "good-2", "good-1"]):
+        release(instance, name, age=age)
+    store.swap(instance, "current", "good-9")
+    store.swap(instance, "last-good", "good-9")
+    good = ["good-1", "good-2", "good-9"]
+    assert store.prune(emit, instance_dir=instance, keep=4, good=good)["removed"] == ["bad-1", "bad-2", "bad-3"]
+    assert set(store.prune(emit, instance_dir=instance, keep=1, good=good)["removed"]) == {"bad-4", "good-1"}
+    assert {r["id"] for r in store.releases(instance)} == {"good-9", "good-2"}
+
+
 def test_pruning_keeps_the_newest_and_whatever_a_link_names(instance: str) -> None:
     for age, name in enumerate(["new-6", "new-5", "old-4", "old-3", "old-2", "old-1"]):
         release(instance, name, age=age)
@@ -183,6 +195,7 @@ def test_a_link_never_names_what_is_not_there(instance: str) -> None:
 def test_a_reader_sees_the_old_file_or_the_new_one(instance: str) -> None:
     path = Path(instance, "guard", "armed")
     store.write_atomic(str(path), b"A" * 100_000)
+    old, new = (100_000, b"A", b"A"), (100_000, b"B", b"B")
     seen, done = set(), threading.Event()
 
     def look() -> None:
@@ -190,13 +203,15 @@ def test_a_reader_sees_the_old_file_or_the_new_one(instance: str) -> None:
             data = path.read_bytes()
             seen.add((len(data), data[:1], data[-1:]))
 
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=look, daemon=True)
     reader.start()
-    for n in range(60):
+    n = 0
+    while reader.is_alive() and (n < 60 or len(seen) < 2):
         store.write_atomic(str(path), (b"A", b"B")[n % 2] * 100_000)
+        n += 1
     done.set()
     reader.join()
-    assert seen <= {(100_000, b"A", b"A"), (100_000, b"B", b"B")}
+    assert seen == {old, new}
 
 
 def test_the_journal_is_json_lines_that_any_tool_reads(instance: str) -> None:

@@ -152,6 +152,34 @@ def test_a_container_gets_the_models_read_only_and_the_literal_environment(shipp
     assert f"registry.internal/sglang@{digest}" in script
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("all", ["all"]),
+        ("2", ["2"]),
+        ("device=1", ["device=1"]),
+        ("device=0,1", ['"device=0,1"']),
+        ("device=GPU-a1,GPU-b2,capabilities=utility", ['"device=GPU-a1,GPU-b2",capabilities=utility']),
+        ("none", []),
+    ],
+)
+def test_docker_gets_several_gpus_as_one_option(shipped_project: Path, value: str, words: list[str]) -> None:
+    resolved = resolve_profile(shipped_project, "baseline", {"runtime": "docker"}, environ={})
+    stack = resolved.stack.model_copy(update={"image": Image(repository="r/sglang", digest=f"sha256:{'b' * 64}")})
+    host = HOSTS["systemd"].model_copy(update={"container_gpus": value})
+
+    script = render(resolved.profile, stack, resolved.nccl, host).file("launch.sh").content.decode()
+
+    lines = [shlex.split(line.removesuffix("\\")) for line in script.splitlines() if "--gpus" in line]
+    assert lines == ([["--gpus", *words]] if words else [])
+
+
+def test_replicas_and_stages_are_expected_on_the_host(shipped_project: Path) -> None:
+    flags = {"engine": {"flags": {"dp-size": 2, "pp-size": 2}}}
+
+    assert rendered(shipped_project, "baseline", overrides=flags).manifest["expect"]["ranks"] == 32
+
+
 def test_a_host_of_unknown_supervisor_is_refused(shipped_project: Path) -> None:
     host = HostSpec(name="a", address="a")
     resolved = resolve_profile(shipped_project, "baseline", environ={})

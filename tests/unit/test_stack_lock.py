@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import subprocess
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -342,8 +343,13 @@ def test_a_file_that_is_no_lock_is_refused_with_the_way_out(tmp_path: Path) -> N
 
 def test_uv_is_asked_for_wheels_only(index: Path, tmp_path: Path) -> None:
     """A source distribution would be built on the machine that locks, and differ on the next one."""
-    sdist = index / "sglang-0.5.23.tar.gz"
-    subprocess.run(("tar", "-czf", sdist, "-C", tmp_path, "--files-from", "/dev/null"), check=True)
+    source = tmp_path / "sglang-0.5.23"
+    source.mkdir()
+    # Of this version uv believes what is written, and builds nothing to learn it. Source: PEP 643.
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.2\nName: sglang\nVersion: 0.5.23\n")
+    subprocess.run(("tar", "-czf", index / "sglang-0.5.23.tar.gz", "-C", tmp_path, source.name), check=True)
+    without = (Path(sys.executable).parent / "uv", "pip", "compile", "--quiet", "--python", sys.executable, "-")
+    subprocess.run(without, input=b"sglang==0.5.23\n", check=True, cwd=tmp_path)
 
     with pytest.raises(ConfigError, match="does not resolve"):
         resolve(stack(), tmp_path)

@@ -143,15 +143,16 @@ def lock(**changes: Any) -> dict[str, Any]:
     [
         (lock(heartbeat_age_s=14.0), False, Owner.ALIVE),
         (lock(heartbeat_age_s=16.0), True, Owner.DEAD),
-        (lock(host="here", heartbeat_age_s=999.0), True, Owner.ALIVE),
-        (lock(host="here", heartbeat_age_s=0.0), False, Owner.DEAD),
+        (lock(place="here", heartbeat_age_s=999.0), True, Owner.ALIVE),
+        (lock(place="here", heartbeat_age_s=0.0), False, Owner.DEAD),
+        (lock(host="here", place="a container of that name", heartbeat_age_s=1.0), False, Owner.ALIVE),
         (None, True, Owner.NONE),
     ],
 )
 def test_an_owner_is_judged_by_its_pid_where_it_runs_and_by_its_heartbeat_elsewhere(
     held: dict[str, Any] | None, lives: bool, expected: Owner
 ) -> None:
-    assert owner({"lock": held}, this_host="here", alive=lambda pid, start: lives) is expected
+    assert owner({"lock": held}, here="here", alive=lambda pid, start: lives) is expected
 
 
 def test_a_dead_lock_is_explained() -> None:

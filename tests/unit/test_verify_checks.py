@@ -16,6 +16,7 @@ GPU1\tSYS\t X \tSYS\t32-63\t1
 NIC0\tPHB\tSYS\t X
 """
 NVLINK = "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n"
+ONE = "\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \t0-15\t0\t\tN/A\n"
 SET = {"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring", "SPT_NOENV": "1"}
 
 
@@ -152,6 +153,12 @@ CASES: dict[str, tuple[str, Seen, Outcome, str]] = {
         Outcome.FAIL,
         "a boot goes back to p-1",
     ),
+    "processes that cannot be read": (
+        "running",
+        seen(facts={"processes": [], "unseen": True}),
+        Outcome.INCONCLUSIVE,
+        "closed to the agent",
+    ),
     "a guard nobody wrote down": ("guard", seen(deployed={"guard": None}), Outcome.INCONCLUSIVE, "write down"),
     "limits that a container did not give": (
         "limits",
@@ -165,6 +172,7 @@ CASES: dict[str, tuple[str, Seen, Outcome, str]] = {
         Outcome.PASS,
         "846 -> 745 tok/s",
     ),
+    "one GPU": ("topology", seen(facts={"gpus": {"topology": ONE}}), Outcome.SKIPPED, "no links"),
     "no topology": ("topology", seen(facts={"gpus": None}), Outcome.INCONCLUSIVE, "topo -m"),
     "a container with its old environment": (
         "container",
@@ -200,6 +208,7 @@ def test_as_deployed_every_question_but_those_that_do_not_apply_passes() -> None
 def test_links_are_read_whatever_else_the_matrix_holds() -> None:
     assert kinds(PCIE) == {"SYS"}
     assert kinds(NVLINK) == {"NV18"}
+    assert kinds(ONE) == set(), "the header begins with GPU0 as well"
 
 
 def test_settings_are_read_from_what_nccl_really_logged(repository: Path) -> None:

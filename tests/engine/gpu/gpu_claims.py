@@ -3,8 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import real_host
+
+from ops.config import load_nccl
+
 LOW, HIGH = 0.97, 1.03
-NCCL_PROFILES = ("lab-gpu-tp2-simple", "lab-gpu-tp2-ll")
+NCCL_PROFILES = {"lab-gpu-tp2-simple": "lab-simple", "lab-gpu-tp2-ll": "lab-ll"}
+"""The NCCL set of each profile."""
 Claim = tuple[str, bool | None, str]
 """A claim, whether it holds (None: not run), and what was seen."""
 
@@ -122,22 +127,35 @@ def _clean_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
 def _nccl_claims(state: Mapping[str, Any]) -> Iterator[Claim]:
     if len(state.get("gpus", [])) == 1:
         return
-    for profile in NCCL_PROFILES:
+    for profile, nccl in NCCL_PROFILES.items():
         yield _claim(
             state,
             f"nccl/{profile}",
             f"{profile}: every rank holds its NCCL set, and NCCL says that it read it",
-            lambda f: (
-                len(f["ranks"]) == 2
+            lambda f, nccl=nccl: (
+                f["exit_code"] == 0
+                and len(f["ranks"]) == 2
                 and len({tuple(sorted(held.items())) for held in f["ranks"].values()}) == 1
+                and _missing(f, nccl) == []
                 and _echoed(f) == [],
-                f"{len(f['ranks'])} ranks; {_echoed(f) or 'all echoed'}",
+                f"exit {f['exit_code']}, {len(f['ranks'])} ranks; {_missing(f, nccl) or _echoed(f) or 'all echoed'}",
             ),
         )
 
 
 SILENT = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 """Variables that NCCL uses without saying so. Source: nccl_info_ll.log, NCCL 2.28.9."""
+
+
+def _missing(found: Mapping[str, Any], nccl: str) -> list[str]:
+    """What a rank does not hold of the NCCL set."""
+    wanted = load_nccl(real_host.REPOSITORY, nccl).env
+    return [
+        f"{rank} holds {name}={held.get(name)}, the set has {value}"
+        for rank, held in found["ranks"].items()
+        for name, value in wanted.items()
+        if held.get(name) != value
+    ]
 
 
 def _echoed(found: Mapping[str, Any]) -> list[str]:

@@ -32,21 +32,31 @@ class OutOfTime(Exception):
 class Findings:
     """What a run found, by step; kept in `file` after each, so that a later call goes on. Its hosts share it.
 
+    What a run of another commit found is dropped: it says nothing of this one.
+
     Attributes:
         deadline: monotonic seconds; no step begins that would not end before.
+        project: the version that runs, as `project_version` says it.
         write: writes the results; called after each step, so that a run that is cut off leaves what it found.
     """
 
     file: Path
     deadline: float
+    project: str
     state: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     write: Callable[[], None] = lambda: None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        if self.file.exists():
-            self.state = json.loads(self.file.read_text())
+        kept = json.loads(self.file.read_text()) if self.file.exists() else {}
+        # The run's own results make files differ from the commit.
+        if kept.get("project", "").rstrip("+") == self.project.rstrip("+"):
+            self.state = kept
+        elif kept:
+            print(f"-- {self.file} is of project {kept.get('project')}, this is {self.project}: begun anew", flush=True)
+        self.anew = not self.state
+        self.state.setdefault("project", self.project)
         self.state.setdefault("commands", [])
         self.state.setdefault("seconds", {})
 

@@ -19,6 +19,8 @@ import real_host
 from gpu_lab import Findings, Lab, gpus, machine_environment, of_one_gpu
 from real_host import RealHost
 
+from ops.sandbox.host import Sandbox
+
 MORE = 75
 
 
@@ -29,7 +31,10 @@ def main(argv: list[str] | None = None) -> int:
     if nvidia_smi is None:
         sys.exit("no nvidia-smi on the PATH: this needs a machine with an NVIDIA GPU and its driver")
     options.work.mkdir(parents=True, exist_ok=True)
-    found = Findings(options.work / "state.json", begun + options.budget_s)
+    version = results.project_version(real_host.REPOSITORY)
+    found = Findings(options.work / "state.json", begun + options.budget_s, version)
+    if found.anew:
+        remove_hosts(options.work)
     found.write = lambda: gpu_report.write(found.state, found.failures, options.out)
     machine = Machine(options, found, Path(nvidia_smi))
     complete = go_through(machine, options.phases, side_by_side=options.side_by_side)
@@ -42,8 +47,19 @@ def main(argv: list[str] | None = None) -> int:
             lab.host.box.down()
     if not complete:
         return MORE
+    if not found.failures and set(options.phases) == set(phases.PHASES):
+        found.file.unlink()  # the run is over: the next call measures again
     bad = found.failures or any(holds is not True for _, holds, _ in gpu_claims.claims(found.state))
     return 1 if bad else 0
+
+
+def remove_hosts(work: Path) -> None:
+    """Remove what an earlier run left in `work`: its engines hold GPU memory, and its models may be other ones."""
+    for inventory in work.glob("*/hosts.yml"):
+        project = inventory.parent
+        for record in project.glob(".sandbox/*/sandbox.json"):
+            Sandbox.open(record.parent.name, project=project).down()
+        shutil.rmtree(project)
 
 
 class Machine:

@@ -31,7 +31,6 @@ def machine(found: Findings, engine_python: Path, nvidia_smi: Path) -> None:
     found.once("machine", 5, results.machine)
     packages = ("sglang", "sglang-kernel", "torch", "triton", "transformers", "flashinfer-python", "nvidia-nccl-cu13")
     found.once("versions", 30, lambda: results.versions_of(engine_python, packages))
-    found.once("project", 5, lambda: results.project_version(real_host.REPOSITORY))
 
 
 def admitted(lab: Lab) -> None:

@@ -5,8 +5,8 @@
 
 The Python that runs this has `ops` with its extra `sandbox` installed; --engine-python is one with SGLang. Everything
 is done over SSH on a host of the sandbox's kind (its SSH server and supervisord, no root). What was found is kept in
---work after each step: call it again, and it goes on where it stopped. Exit status: 0 every claim holds, 1 one does
-not, 75 there is more to do than --budget-s allowed.
+--work after each step: call it again, and it goes on where it stopped; after a whole run, or on another commit, it
+begins anew. Exit status: 0 every claim holds, 1 one does not, 75 there is more to do than --budget-s allowed.
 """
 
 import sys
