@@ -32,7 +32,6 @@ class Load:
         self._addresses, self._status, self._admitted, self._watch_s = addresses, status, admitted, watch_s
         self.known: list[str] = []
         self.lowest = len(addresses)
-        self.looks = 0
         self.answered = dict.fromkeys(addresses, 0)
         self.cut: list[str] = []
         self.refused = 0
@@ -75,7 +74,6 @@ class Load:
         """From outside `ops`: how many hosts are marked as taking traffic."""
         while not self._stop.is_set():
             self.lowest = min(self.lowest, sum(self._admitted(name) is not None for name in self._addresses))
-            self.looks += 1
             self._stop.wait(self._watch_s)
 
     def _send(self) -> None:

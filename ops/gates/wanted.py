@@ -28,7 +28,7 @@ def release(server: Server) -> str:
 
 def local_ranks(server: Server) -> int:
     """Return how many ranks run on this host: all of the profile's, or its share of a model over several hosts."""
-    expected: int = (server.manifest.get("expect") or {}).get("ranks", server.profile.engine.tensor_parallel)
+    expected: int = (server.manifest.get("expect") or {}).get("ranks", server.profile.engine.ranks)
     return expected
 
 
