@@ -139,9 +139,9 @@ class Scheduler:
         self._set_rates()
         self._wake()
 
-    def freeze(self) -> None:
-        """Stop all progress for good."""
-        self._catch_up(self.clock.now())
+    def freeze(self, at: float | None = None) -> None:
+        """Stop all progress for good, as of `at` (by default now)."""
+        self._catch_up(self.clock.now() if at is None else max(self._now, at))
         self.frozen = True
         self._wake()
 

@@ -116,7 +116,7 @@ class Server:
             return
         fatal = self._fatal(request)
         if fatal is not None:
-            self.scheduler_exception(fatal)
+            self.scheduler_exception(fatal, arrived_at)
 
     def _fatal(self, request: Request) -> str | None:
         plan = self.plan
@@ -136,10 +136,12 @@ class Server:
             return MEMORY_FAULT
         return None
 
-    def scheduler_exception(self, message: str) -> None:
-        """Let rank 0 fail as a scheduler does: traceback, then SIGQUIT to this process."""
+    def scheduler_exception(self, message: str, at: float | None = None) -> None:
+        """Let rank 0 fail as a scheduler does: traceback, then SIGQUIT to this process. at: the moment of the request
+        that killed it, which a busy machine must not answer first.
+        """
         line(scheduler_traceback(message), rank_prefix(0, self.plan.ranks))
-        self.scheduler.freeze()
+        self.scheduler.freeze(at)
         self.ranks.fail()
 
     async def follow(self, request: Request, http: HttpRequest) -> AsyncIterator[Request]:
