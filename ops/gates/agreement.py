@@ -12,6 +12,7 @@ from ops.engine import wiring
 from ops.gates import texts
 from ops.gates.prompt_set import short_prompts
 from ops.model.gate import Completion, Gate, Generation, Learned, Server
+from ops.model.profile import ADAPTIVE_STEPS
 from ops.model.profile_parts import AgreementGate
 from ops.model.verdict import Question, Verdict
 
@@ -21,8 +22,6 @@ TOKENS = 128
 MIN_CYCLES = 100
 """Verify cycles that an accept length is taken from."""
 MOST_TOKENS = 1024
-ADAPTIVE_STEPS = 7
-"""The most that adaptive steps reach. Source: SGLang 0.5.23 srt/speculative/adaptive_spec_params.py (default, bs 1)."""
 BYTES_A_TOKEN = 2
 """Of a prompt, low on purpose: English has 4 to 5, code 3, scripts with 3 bytes a character 2 to 4."""
 
@@ -48,7 +47,7 @@ def tokens(server: Server) -> int:
     if spec is None:
         return TOKENS
     prompts = short_prompts(profile.traffic.prompts)
-    steps = max(spec.steps, ADAPTIVE_STEPS) if spec.adaptive else spec.steps
+    steps = max(spec.steps, *ADAPTIVE_STEPS) if spec.adaptive else spec.steps
     needed = 1 + (steps + 1) * math.ceil(MIN_CYCLES / len(prompts))  # the first token is the prefill's
     if needed <= TOKENS:
         return TOKENS
