@@ -85,11 +85,13 @@ class ConnectionLost(HostError):
 
 
 class RemoteFailed(HostError):
-    """A verb of the agent raised; `kind` is the remote exception's class name."""
+    """A verb of the agent raised; `kind` is the remote exception's class name, `code` one of `ops.remote.refusal`, the
+    name of an operating system's error (ENOSPC), or `unexpected`."""
 
-    def __init__(self, message: str, *, kind: str, hint: str = "", host: str = "") -> None:
+    def __init__(self, message: str, *, kind: str, code: str, hint: str = "", host: str = "") -> None:
         super().__init__(message, hint=hint, host=host)
         self.kind = kind
+        self.code = code
 
 
 class StepFailed(OpsError):

@@ -17,6 +17,7 @@ from ops.model.profile import Profile
 from ops.model.release import Release
 from ops.model.state import Facts
 from ops.remote import keys
+from ops.remote.refusal import HOST_TAKEN
 
 ANSWER_S = 120.0
 """Lists of files of 200 packages are compared in 1 s from a warm disk; a loaded host takes longer."""
@@ -143,7 +144,7 @@ class Run:
                 verb, instance_dir=self.instance_dir, on_reconnect=self.say, patience_s=patience_s, **kwargs
             )
         except RemoteFailed as error:
-            if any(text in error.message for text in ("undone this run", "undoing this run", "no longer owns")):
+            if error.code in HOST_TAKEN:
                 raise GuardActed(
                     f"{error.message}: its deadline passed, the host rebooted, or another client took over",
                     hint=f"ops status --host {self.host.name}",

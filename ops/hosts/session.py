@@ -41,11 +41,12 @@ class ChannelClosed(Exception):
 
 
 class AgentError(Exception):
-    """A verb raised on the host."""
+    """A verb raised on the host; `code` says what, `kind` is the exception's class there."""
 
-    def __init__(self, kind: str, message: str, data: Mapping[str, Any]) -> None:
+    def __init__(self, kind: str, code: str, message: str, data: Mapping[str, Any]) -> None:
         super().__init__(message)
         self.kind = kind
+        self.code = code
         self.data = data
 
 
@@ -149,7 +150,7 @@ class Session:
                     on_event(message["event"])
             elif "error" in message:
                 error = message["error"]
-                raise AgentError(error["kind"], error["message"], error["data"])
+                raise AgentError(error["kind"], error["code"], error["message"], error["data"])
             else:
                 return message["result"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import fabric
 import paramiko
 
-from ops.errors import ConnectionLost, HostError, RemoteFailed, Unreachable
+from ops.errors import ConnectionLost, HostError, Refused, RemoteFailed, Unreachable
 from ops.hosts.clock import HostClock
 from ops.hosts.session import AgentError, CallTimedOut, ChannelClosed, Event, Session, command
 from ops.model.inventory import HostSpec
@@ -66,7 +66,7 @@ class SshHost:
         that follows a log from `log_offset` goes on where its last event ended: no line is lost or shown twice.
 
         Raises: Unreachable (never connected), ConnectionLost (broke and did not come back), RemoteFailed (the verb
-        raised), HostError (no answer in time).
+        raised), HostError (no answer in time), Refused (a newer ops wrote what lies there).
         """
         lost_at: float | None = None
         back_at: float | None = None
@@ -80,6 +80,7 @@ class SshHost:
                 on_event(event)
 
         while True:
+            session: Session | None = None
             try:
                 with self._lock:
                     session = self._open()
@@ -88,7 +89,9 @@ class SshHost:
                     on_reconnect(f"SSH is back after {back_at - lost_at:.0f} s")
                 return session.call(verb, args, wait_s, follow)
             except AgentError as error:
-                raise RemoteFailed(str(error), kind=error.kind, host=self.name) from error
+                if error.code == "newer-version":
+                    raise Refused(str(error), host=self.name) from error
+                raise RemoteFailed(str(error), kind=error.kind, code=error.code, host=self.name) from error
             except CallTimedOut as error:
                 raise HostError(str(error), host=self.name) from error
             except (ChannelClosed, Unreachable) as error:
@@ -97,7 +100,7 @@ class SshHost:
                 if lost_at is None or (back_at is not None and time.monotonic() - back_at > _STABLE_S):
                     lost_at, attempt = time.monotonic(), 0
                 back_at = None
-                self._drop()
+                self._drop(session)
                 if time.monotonic() - lost_at > patience_s:
                     raise ConnectionLost(
                         f"the SSH connection broke and did not come back within {patience_s:.0f} s: {error}",
@@ -155,6 +158,7 @@ class SshHost:
             raise RemoteFailed(
                 f"`{' '.join(words)}` failed there (exit {status}): {output.strip()[-500:]}",
                 kind="feed",
+                code="command-failed",
                 host=self.name,
             )
         return output
@@ -176,9 +180,11 @@ class SshHost:
         with self._lock:
             self._drop_locked(forget=True)
 
-    def _drop(self) -> None:
+    def _drop(self, broken: Session | None) -> None:
+        """Close the session that broke, unless another thread has replaced it by now."""
         with self._lock:
-            self._drop_locked(forget=False)
+            if self._session is broken:
+                self._drop_locked(forget=False)
 
     def _drop_locked(self, *, forget: bool) -> None:
         if self._session is not None:
@@ -198,9 +204,7 @@ class SshHost:
             connection.open()
             transport = connection.transport
             transport.set_keepalive(_KEEPALIVE_S)
-            # Small requests, each waiting for its answer: Nagle's algorithm would add 40 ms to every one.
-            transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _notice_silence(transport.sock)
+            _tune(transport.sock)
             channel = transport.open_session(timeout=_CONNECT_TIMEOUT_S)
             channel.exec_command(command(self.spec.engine_python, self.spec.search_path, self.spec.become))
             session = Session(channel)
@@ -219,7 +223,7 @@ class SshHost:
         return session
 
 
-def _notice_silence(sock: socket.socket) -> None:
+def _tune(sock: socket.socket) -> None:
     """Break a connection whose peer stopped acknowledging (a power cut sends no goodbye), and send small requests at
     once: paramiko leaves Nagle's algorithm on, which holds a request until the last one is acknowledged (40 ms)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,8 +1,9 @@
 """The agent: answers requests on stdin with JSON lines on stdout for as long as the SSH channel lives.
 
 Request `{"id", "verb": "module.function", "args": {}}`; answers `{"id", "event"}`*, then `{"id", "result"}` or
-`{"id", "error": {"kind", "message", "data"}}`. Each request has a thread of its own, so a heartbeat is answered while
-a long verb streams. When stdin ends, the client is gone and the agent goes as well.
+`{"id", "error": {"kind", "code", "message", "data"}}` (codes: `ops.remote.refusal`). Each request has a thread of its
+own, so a heartbeat is answered while a long verb streams. When stdin ends, the client is gone and the agent goes as
+well.
 """
 
 import importlib
@@ -10,6 +11,9 @@ import json
 import os
 import sys
 import threading
+
+from ops.remote import keys, lock
+from ops.remote.refusal import VerbError, code_of
 
 MODULES = (
     "deployed",
@@ -46,15 +50,7 @@ def _fenced(arguments):
     """A verb that changes something is for the run that owns the host, and for nobody after it was undone."""
     run = arguments.pop("fence", None)
     if run is not None:
-        _module("lock").require(arguments["instance_dir"], run)
-
-
-class VerbError(Exception):
-    """A verb's refusal that the client understands; `data` is JSON-able."""
-
-    def __init__(self, message, **data):
-        super().__init__(message)
-        self.data = data
+        lock.require(arguments["instance_dir"], run)
 
 
 def main():
@@ -78,19 +74,19 @@ def main():
         try:
             module, _, function = request["verb"].partition(".")
             if module not in MODULES or function.startswith("_"):
-                raise VerbError(f"no such verb: {request['verb']}")
+                raise VerbError(f"no such verb: {request['verb']}", code="no-verb")
             arguments = _real_paths(request["args"])
             _fenced(arguments)
             if "instance_dir" in arguments:
-                secrets.update(_module("keys").secret_values(arguments["instance_dir"]))
+                secrets.update(keys.secret_values(arguments["instance_dir"]))
             verb = getattr(_module(module), function)
             result = verb(lambda event: send({"id": number, "event": event}), **arguments)
             send({"id": number, "result": result})
         except BrokenPipeError:
             os._exit(0)
         except Exception as error:
-            data = getattr(error, "data", {})
-            send({"id": number, "error": {"kind": type(error).__name__, "message": str(error), "data": data}})
+            told = {"kind": type(error).__name__, "code": code_of(error), "message": str(error)}
+            send({"id": number, "error": {**told, "data": getattr(error, "data", {})}})
 
     send({"hello": {"pid": os.getpid(), "uid": os.getuid(), "python": sys.version.split()[0]}})
     for line in iter(sys.stdin.buffer.readline, b""):

@@ -6,7 +6,7 @@ import pwd
 import re
 import stat
 
-from ops.remote import containers, facts, guard, lifecycle, machine, processes, store, supervisors
+from ops.remote import containers, durable, facts, guard, lifecycle, machine, processes, store, supervisors
 
 _SET_LINE = re.compile(
     r"^(?P<host>\S+?):(?P<pid>\d+):\d+ \[(?P<gpu>\d+)\] NCCL INFO (?P<name>NCCL_[A-Z0-9_]+) "
@@ -101,7 +101,7 @@ def _guard_files(instance_dir):
         found.append(
             {
                 "name": name,
-                "sha256": store.sha256(path) if present else None,
+                "sha256": durable.sha256(path) if present else None,
                 "mode": f"{os.stat(path).st_mode & 0o7777:04o}" if present else None,
                 "wanted": wanted,
             }

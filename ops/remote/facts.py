@@ -10,6 +10,7 @@ import time
 
 from ops.remote import (
     containers,
+    durable,
     guard,
     journal,
     keys,
@@ -136,7 +137,7 @@ def _manifest(instance_dir, release):
 
 
 def _json(path):
-    text = store.read_text(path)
+    text = durable.read_text(path)
     return None if text is None else json.loads(text)
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 
-from ops.remote import store
+from ops.remote import durable
 
 SECRET_FILES = ("engine.env", "secrets.yaml")
 
@@ -23,12 +23,12 @@ def read(emit, *, instance_dir, release, secrets):
         path = os.path.join(folder, name)
         if not os.path.isfile(path) or os.path.islink(path):
             continue
-        text = store.read_text(path)
+        text = durable.read_text(path)
         if text is None:
             continue
         if name in SECRET_FILES:
             for secret in secrets:
                 text = re.sub(r"(?m)^(%s)(=|: ).*$" % re.escape(secret), r"\1\2", text)
         mode = os.stat(path).st_mode & 0o777
-        found[name] = {"text": text, "sha256": store.sha256(path), "mode": f"{mode:04o}"}
+        found[name] = {"text": text, "sha256": durable.sha256(path), "mode": f"{mode:04o}"}
     return found

@@ -9,8 +9,8 @@ import json
 import os
 import time
 
-from ops.remote import journal, lock, reserve, store, supervisors
-from ops.remote.agent import VerbError
+from ops.remote import durable, journal, lock, reserve, store, supervisors
+from ops.remote.refusal import VerbError
 
 MARKERS = ("armed", "armed.client", "fired", "confirmed", "wanted", "started")
 
@@ -21,7 +21,7 @@ def _path(instance_dir, name):
 
 def read_marker(instance_dir, name):
     """A marker's KEY=VALUE lines as a dict, or None when it is not there."""
-    text = store.read_text(_path(instance_dir, name))
+    text = durable.read_text(_path(instance_dir, name))
     if text is None:
         return None
     return dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
@@ -30,7 +30,7 @@ def read_marker(instance_dir, name):
 def state(instance_dir):
     """{marker: its values or None}; `wanted` is running, stopped or None."""
     found = {name: read_marker(instance_dir, name) for name in MARKERS}
-    wanted = store.read_text(_path(instance_dir, "wanted"))
+    wanted = durable.read_text(_path(instance_dir, "wanted"))
     found["wanted"] = wanted.strip() if wanted else None
     return found
 
@@ -41,18 +41,18 @@ def install(emit, *, instance_dir, files, supervisor):
     changed = []
     for file in files:
         path = _path(instance_dir, file["name"])
-        if not (os.path.isfile(path) and store.sha256(path) == file["sha256"]):
-            store.write_atomic(path, base64.b64decode(file["content"]), file["mode"])
+        if not (os.path.isfile(path) and durable.sha256(path) == file["sha256"]):
+            durable.write_atomic(path, base64.b64decode(file["content"]), file["mode"])
             changed.append(file["name"])
     wanted = {file["name"]: {"sha256": file["sha256"], "mode": f"{file['mode']:04o}"} for file in files}
-    store.write_atomic(_path(instance_dir, "files.json"), json.dumps(wanted, indent=1).encode())
+    durable.write_atomic(_path(instance_dir, "files.json"), json.dumps(wanted, indent=1).encode())
     found = supervisors.get(supervisor).install_guard(changed)
     return {"changed": changed, "supervisor": found}
 
 
 def installed(instance_dir):
     """The guard's files as they were last installed: {name: {sha256, mode}}; None: nobody wrote that down."""
-    text = store.read_text(_path(instance_dir, "files.json"))
+    text = durable.read_text(_path(instance_dir, "files.json"))
     return None if text is None else json.loads(text)
 
 
@@ -60,8 +60,10 @@ def arm(emit, *, instance_dir, run, release, baseline, deadline_s, supervisor):
     """From now the host goes back by itself unless `confirm` comes within `deadline_s` (wall seconds). `baseline`: what
     is confirmed then is a baseline: one that fails must not become a way back."""
     if os.path.exists(_path(instance_dir, "fired")):
-        raise VerbError("the guard is going back from an earlier release right now; try again in a minute")
-    store.write_atomic(_path(instance_dir, "armed"), _armed_text(run, release, baseline, deadline_s, supervisor))
+        raise VerbError(
+            "the guard is going back from an earlier release right now; try again in a minute", code="guard-busy"
+        )
+    durable.write_atomic(_path(instance_dir, "armed"), _armed_text(run, release, baseline, deadline_s, supervisor))
     supervisors.get(supervisor).arm(deadline_s)
     store.swap(instance_dir, "pending", release)
     return {}
@@ -75,13 +77,13 @@ def rearm(emit, *, instance_dir, run, release, baseline, deadline_s, supervisor)
     """
     gone = not any(os.path.exists(_path(instance_dir, name)) for name in ("armed", "armed.client"))
     if os.path.exists(_path(instance_dir, "fired")) or (gone and not _owns(instance_dir, run)):
-        raise VerbError("the guard is undoing this run")
+        raise VerbError("the guard is undoing this run", code="undoing")
     _same_boot(instance_dir, run, supervisor)
     text = _armed_text(run, release, baseline, deadline_s, supervisor)
     reserve.write_urgent(instance_dir, _path(instance_dir, "armed"), text)
     if os.path.exists(_path(instance_dir, "fired")):
         _unlink(_path(instance_dir, "armed"))
-        raise VerbError("the guard is undoing this run")
+        raise VerbError("the guard is undoing this run", code="undoing")
     _unlink(_path(instance_dir, "armed.client"))
     supervisors.get(supervisor).arm(deadline_s)
     store.swap(instance_dir, "pending", release)
@@ -91,7 +93,7 @@ def rearm(emit, *, instance_dir, run, release, baseline, deadline_s, supervisor)
 def _same_boot(instance_dir, run, supervisor):
     """A boot undoes a pending release; its client must not act on the host in the moments before the guard does."""
     if booted_since(instance_dir, run, supervisor):
-        raise VerbError("the guard is undoing this run: the host rebooted")
+        raise VerbError("the guard is undoing this run: the host rebooted", code="rebooted")
 
 
 def booted_since(instance_dir, run, supervisor):
@@ -122,8 +124,8 @@ def _claim(instance_dir, name):
         os.rename(_path(instance_dir, "armed"), _path(instance_dir, name))
     except FileNotFoundError:
         if not os.path.exists(_path(instance_dir, name)):
-            raise VerbError("the guard is undoing this run") from None
-    store.fsync_dir(os.path.dirname(_path(instance_dir, name)))
+            raise VerbError("the guard is undoing this run", code="undoing") from None
+    durable.fsync_dir(os.path.dirname(_path(instance_dir, name)))
 
 
 def confirm(emit, *, instance_dir, run, supervisor):
@@ -136,9 +138,9 @@ def confirm(emit, *, instance_dir, run, supervisor):
         ours = [e.get("event") for e in journal.tail(instance_dir) if e.get("run") == run]
         if links["pending"] is None and ours and any(kind in done for kind in ours):
             return {"release": links["last-good"]}
-        raise VerbError("the guard has undone this run")
+        raise VerbError("the guard has undone this run", code="undone")
     if armed["RUN"] != run:
-        raise VerbError(f"the host is armed for another run ({armed['RUN']})")
+        raise VerbError(f"the host is armed for another run ({armed['RUN']})", code="armed-for-another")
     _same_boot(instance_dir, run, supervisor)
     _claim(instance_dir, "confirmed")
     release = armed["RELEASE"]
@@ -165,7 +167,7 @@ def disarm(emit, *, instance_dir, supervisor):
     if read_marker(instance_dir, "armed") is not None:
         _claim(instance_dir, "armed.client")
     if os.path.exists(_path(instance_dir, "fired")):
-        raise VerbError("the guard is undoing this run")
+        raise VerbError("the guard is undoing this run", code="undoing")
     store.swap(instance_dir, "pending", None)
     _unlink(_path(instance_dir, "armed.client"))
     supervisors.get(supervisor).disarm()

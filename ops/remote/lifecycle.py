@@ -6,8 +6,8 @@ import shutil
 import signal
 import time
 
-from ops.remote import machine, probe, processes, reserve, store, supervisors
-from ops.remote.agent import VerbError
+from ops.remote import durable, machine, probe, processes, reserve, store, supervisors
+from ops.remote.refusal import VerbError
 
 _SYSTEM_NCCL_CONF = "/etc/nccl.conf"
 _RELEASE_WAIT_S = 15.0  # memory and ports come back 1-2 s after the last process; wall seconds
@@ -36,7 +36,7 @@ def activate(emit, *, instance_dir, release, supervisor):
 
 def _want(instance_dir, state):
     path = os.path.join(instance_dir, "guard", "wanted")
-    if (store.read_text(path) or "").strip() != state:
+    if (durable.read_text(path) or "").strip() != state:
         reserve.write_urgent(instance_dir, path, state.encode() + b"\n")
 
 
@@ -52,7 +52,7 @@ def _nccl_conf(instance_dir, release):
     if wanted and os.path.exists(wanted):
         if not os.path.exists(ours):
             _copy(_SYSTEM_NCCL_CONF, before)
-            store.write_atomic(ours, b"")
+            durable.write_atomic(ours, b"")
         _copy(wanted, _SYSTEM_NCCL_CONF)
     elif os.path.exists(ours):
         _copy(before, _SYSTEM_NCCL_CONF)
@@ -65,7 +65,7 @@ def _copy(source, target):
     """Make `target` what `source` is: absent too."""
     if os.path.exists(source):
         with open(source, "rb") as file:
-            store.write_atomic(target, file.read())
+            durable.write_atomic(target, file.read())
     elif os.path.exists(target):
         os.unlink(target)
 
@@ -80,7 +80,7 @@ def start(emit, *, instance_dir, supervisor):
     if state["state"] in ("running", "starting") and state["pid"]:
         return _started(state["pid"], log, last_start_offset(log))
     offset = os.path.getsize(log) if os.path.exists(log) else 0
-    store.write_atomic(os.path.join(instance_dir, "guard", "ordered"), b"")
+    durable.write_atomic(os.path.join(instance_dir, "guard", "ordered"), b"")
     _want(instance_dir, "running")
     keeper.start()
     deadline = time.monotonic() + _START_WAIT_S
@@ -91,7 +91,7 @@ def start(emit, *, instance_dir, supervisor):
         if state["state"] == "failed":
             break
         time.sleep(_POLL_S)
-    raise VerbError(f"the supervisor did not start the engine: {state['detail']}")
+    raise VerbError(f"the supervisor did not start the engine: {state['detail']}", code="engine-not-started")
 
 
 def _started(pid, log, offset):
@@ -149,8 +149,11 @@ def stop(emit, *, instance_dir, supervisor, endpoints, deadline_s, want_stopped=
             break
         if time.monotonic() > deadline:
             if unknown and not held_ports:
-                raise VerbError("stopped, but nvidia-smi does not answer: nobody knows whether GPU memory is back")
-            raise VerbError(_still_held(held_ports, left), listeners=held_ports, holders=left)
+                raise VerbError(
+                    "stopped, but nvidia-smi does not answer: nobody knows whether GPU memory is back",
+                    code="gpu-unknown",
+                )
+            raise VerbError(_still_held(held_ports, left), code="still-held", listeners=held_ports, holders=left)
         time.sleep(0.2)
     foreign = [{**h, "user": processes.user(h["pid"])} for h in holders]
     return {
@@ -178,7 +181,8 @@ def _kill_rest(instance_dir, before):
                 killed.append(process["pid"])
         time.sleep(_POLL_S)
     raise VerbError(
-        "processes of this instance survive SIGKILL: " + ", ".join(f"{p['pid']} {p['title']}" for p in rest)
+        "processes of this instance survive SIGKILL: " + ", ".join(f"{p['pid']} {p['title']}" for p in rest),
+        code="survives-kill",
     )
 
 
@@ -222,7 +226,7 @@ def hold(emit, *, instance_dir):
     path = os.path.join(instance_dir, "admitted")
     if os.path.exists(path):
         os.unlink(path)
-        store.fsync_dir(instance_dir)
+        durable.fsync_dir(instance_dir)
     return {}
 
 

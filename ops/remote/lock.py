@@ -7,9 +7,10 @@ import fcntl
 import json
 import os
 import time
+from contextlib import contextmanager
 
-from ops.remote import reserve
-from ops.remote.agent import VerbError
+from ops.remote import reserve, versions
+from ops.remote.refusal import VerbError
 
 
 def path_of(instance_dir):
@@ -21,7 +22,7 @@ def read(instance_dir):
     path = path_of(instance_dir)
     try:
         with open(path, encoding="utf-8") as file:
-            owner = json.load(file)
+            owner = versions.parsed(path, file.read())
             owner["heartbeat_age_s"] = max(0.0, time.time() - os.fstat(file.fileno()).st_mtime)
             return owner
     except (FileNotFoundError, NotADirectoryError):
@@ -36,22 +37,38 @@ def acquire(emit, *, instance_dir, owner):
     path = path_of(instance_dir)
     temporary = _written(instance_dir, owner)
     try:
-        os.link(temporary, path)
-    except FileExistsError:
-        holder = read(instance_dir)
-        acquired = holder is not None and holder["run"] == owner["run"]
-        return {"acquired": acquired, "holder": holder}
+        while True:
+            try:
+                os.link(temporary, path)
+                return {"acquired": True, "holder": owner}
+            except FileExistsError:
+                holder = read(instance_dir)
+            if holder is not None:  # else it was given back in this moment
+                return {"acquired": holder["run"] == owner["run"], "holder": holder}
     finally:
         os.unlink(temporary)
-    return {"acquired": True, "holder": owner}
 
 
 def _written(instance_dir, owner):
     """The owner's document under a name of its own, ready to become the lock."""
     os.makedirs(instance_dir, exist_ok=True)
     temporary = f"{path_of(instance_dir)}.{owner['run']}"
-    reserve.write_urgent(instance_dir, temporary, json.dumps(owner).encode())
+    reserve.write_urgent(instance_dir, temporary, json.dumps(versions.stamped(owner)).encode())
     return temporary
+
+
+@contextmanager
+def _changing(instance_dir):
+    """Whoever replaces or removes the lock of a run does it alone: between look and act nobody else does.
+
+    `guard.sh` takes the same mutex.
+    """
+    mutex = reserve.spend(instance_dir, lambda: os.open(path_of(instance_dir) + ".mutex", os.O_WRONLY | os.O_CREAT))
+    try:
+        fcntl.flock(mutex, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(mutex)
 
 
 def take_over(emit, *, instance_dir, dead_run, owner):
@@ -59,8 +76,7 @@ def take_over(emit, *, instance_dir, dead_run, owner):
 
     Returns as `acquire`.
     """
-    with open(path_of(instance_dir) + ".mutex", "w", encoding="utf-8") as mutex:
-        fcntl.flock(mutex, fcntl.LOCK_EX)
+    with _changing(instance_dir):
         holder = read(instance_dir)
         if holder is None or holder["run"] != dead_run:
             return acquire(emit, instance_dir=instance_dir, owner=owner)
@@ -72,7 +88,7 @@ def require(instance_dir, run):
     """Refuse when `run` does not own the host (the guard undid it, or another client took over)."""
     holder = read(instance_dir)
     if holder is None or holder["run"] != run:
-        raise VerbError("this run no longer owns the host", holder=holder)
+        raise VerbError("this run no longer owns the host", code="not-owner", holder=holder)
 
 
 def heartbeat(emit, *, instance_dir, run):
@@ -84,8 +100,11 @@ def heartbeat(emit, *, instance_dir, run):
 
 def release(emit, *, instance_dir, run):
     """Compare and delete; returns {"released": bool}."""
-    holder = read(instance_dir)
-    if holder is None or holder["run"] != run:
+    if read(instance_dir) is None:
         return {"released": False}
-    os.unlink(path_of(instance_dir))
+    with _changing(instance_dir):
+        holder = read(instance_dir)
+        if holder is None or holder["run"] != run:
+            return {"released": False}
+        os.unlink(path_of(instance_dir))
     return {"released": True}

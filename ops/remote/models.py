@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 
-from ops.remote import store
+from ops.remote import durable
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 _read_here: "dict[str, dict]" = {}
@@ -22,8 +22,8 @@ def describe(instance_dir, folder, weights, say=None):
         return None
     return {
         "path": folder,
-        "config": json.loads(store.read_text(path)),
-        "config_sha256": store.sha256(path),
+        "config": json.loads(durable.read_text(path)),
+        "config_sha256": durable.sha256(path),
         "weights_sha256": _weights_digest(instance_dir, folder, say) if weights else None,
     }
 
@@ -34,7 +34,7 @@ def _weights_digest(instance_dir, folder, say):
     if not files:
         return None
     cache = os.path.join(instance_dir, "digests.json")
-    kept = json.loads(store.read_text(cache) or "{}")
+    kept = json.loads(durable.read_text(cache) or "{}")
     known = {**kept, **_read_here}
     whole = hashlib.sha256()
     for number, name in enumerate(files, 1):
@@ -44,9 +44,9 @@ def _weights_digest(instance_dir, folder, say):
         if known.get(path, {}).get("seen") != seen:
             if say is not None:
                 say(f"reading {path} ({stat.st_size / 1e9:.1f} GB, {number} of {len(files)})")
-            known[path] = _read_here[path] = {"seen": seen, "sha256": store.sha256(path)}
+            known[path] = _read_here[path] = {"seen": seen, "sha256": durable.sha256(path)}
         if known != kept and os.path.isdir(instance_dir):
-            store.write_atomic(cache, json.dumps(known, indent=1, sort_keys=True).encode())
+            durable.write_atomic(cache, json.dumps(known, indent=1, sort_keys=True).encode())
             kept = dict(known)
         whole.update(f"{name} {known[path]['sha256']}\n".encode())
     return whole.hexdigest()

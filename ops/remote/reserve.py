@@ -6,6 +6,8 @@ Steps that go forward never use the reserve; they fail, and then the run goes ba
 import errno
 import os
 
+from ops.remote import durable
+
 BYTES = 4 << 20
 """Enough for markers, links, the journal and the log of one start; measured: a start writes some 20 KiB."""
 
@@ -50,6 +52,4 @@ def spend(instance_dir, write):
 
 def write_urgent(instance_dir, path, data):
     """Write a small file that the way back needs."""
-    from ops.remote import store
-
-    spend(instance_dir, lambda: store.write_atomic(path, data))
+    spend(instance_dir, lambda: durable.write_atomic(path, data))

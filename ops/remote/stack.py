@@ -12,8 +12,8 @@ import subprocess
 import time
 from typing import Any, cast
 
-from ops.remote import journal, processes, stack_probe, store
-from ops.remote.agent import VerbError
+from ops.remote import durable, journal, processes, stack_probe, store
+from ops.remote.refusal import VerbError
 
 IMAGE_PYTHON = "/opt/sglang/bin/python"
 IMAGE_LOCK = "/opt/ops/stack.lock"
@@ -35,9 +35,11 @@ def docker(*words, timeout_s=_INSPECT_S):
             stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
-        raise VerbError("there is no `docker` on this host (runtime docker needs it)") from None
+        raise VerbError("there is no `docker` on this host (runtime docker needs it)", code="docker-missing") from None
     except subprocess.TimeoutExpired:
-        raise VerbError(f"`docker {' '.join(words[:2])}` did not answer within {timeout_s:.0f} s") from None
+        raise VerbError(
+            f"`docker {' '.join(words[:2])}` did not answer within {timeout_s:.0f} s", code="docker-timeout"
+        ) from None
 
 
 def _inspect(kind, name):
@@ -47,7 +49,7 @@ def _inspect(kind, name):
         return json.loads(done.stdout)[0]
     if "No such" in done.stderr:
         return None
-    raise VerbError(f"Docker does not answer: {done.stderr.strip()[:300]}")
+    raise VerbError(f"Docker does not answer: {done.stderr.strip()[:300]}", code="docker-failed")
 
 
 def container_name(instance):
@@ -119,7 +121,7 @@ def key(software):
 
 
 def _proof(root, name):
-    text = store.read_text(os.path.join(root, "stacks", "proofs", f"{name}.json"))
+    text = durable.read_text(os.path.join(root, "stacks", "proofs", f"{name}.json"))
     return None if text is None else json.loads(text)
 
 
@@ -133,7 +135,7 @@ def remember(emit, *, instance_dir, software, proof):
     folder = os.path.join(os.path.dirname(instance_dir), "stacks", "proofs")
     os.makedirs(folder, mode=0o755, exist_ok=True)
     document = {"at": round(time.time(), 3), "software": software, **proof}
-    store.write_atomic(os.path.join(folder, f"{key(software)}.json"), json.dumps(document, indent=1).encode())
+    durable.write_atomic(os.path.join(folder, f"{key(software)}.json"), json.dumps(document, indent=1).encode())
     return {}
 
 
@@ -208,7 +210,7 @@ def tag(emit, *, image, name):
     """Give an image a name, so that nobody's clean-up takes it for a leftover."""
     done = docker("tag", image, name)
     if done.returncode != 0:
-        raise VerbError(f"image {image[7:19]} could not be called {name}: {done.stderr.strip()}")
+        raise VerbError(f"image {image[7:19]} could not be called {name}: {done.stderr.strip()}", code="docker-failed")
     return {}
 
 
@@ -218,7 +220,10 @@ def fetch(emit, *, software, timeout_s):
         return {"pulled": False}
     reference = software.get("reference")
     if not reference:
-        raise VerbError(f"image {software['id'][7:19]} is not on this host, and no registry is known to hold it")
+        raise VerbError(
+            f"image {software['id'][7:19]} is not on this host, and no registry is known to hold it",
+            code="image-missing",
+        )
     emit({"say": f"pulling {reference}"})
     process = subprocess.Popen(
         ["docker", "pull", reference],
@@ -235,13 +240,14 @@ def fetch(emit, *, software, timeout_s):
             emit({"say": line.strip()})
         if time.monotonic() > deadline:
             process.kill()
-            raise VerbError(f"pulling {reference} did not end within {timeout_s:.0f} s")
+            raise VerbError(f"pulling {reference} did not end within {timeout_s:.0f} s", code="pull-timeout")
     if process.wait() != 0:
-        raise VerbError(f"pulling {reference} failed: {lines[-1] if lines else 'no output'}")
+        raise VerbError(f"pulling {reference} failed: {lines[-1] if lines else 'no output'}", code="pull-failed")
     seen = _inspect("image", reference)
     if seen is None or seen["Id"] != software["id"]:
         raise VerbError(
-            f"{reference} is image {seen['Id'][7:19] if seen else 'unknown'}, the lock's is {software['id'][7:19]}"
+            f"{reference} is image {seen['Id'][7:19] if seen else 'unknown'}, the lock's is {software['id'][7:19]}",
+            code="wrong-image",
         )
     return {"pulled": True}
 
@@ -258,7 +264,7 @@ def clear_container(instance_dir, instance):
     deadline = time.monotonic() + _REMOVE_S
     while container(name) is not None:
         if time.monotonic() > deadline:
-            raise VerbError(f"container {name} was not removed within {_REMOVE_S:.0f} s")
+            raise VerbError(f"container {name} was not removed within {_REMOVE_S:.0f} s", code="docker-timeout")
         time.sleep(0.2)
     return seen["id"]
 
@@ -270,7 +276,7 @@ def uses(instance_dir):
     for instance in sorted(os.listdir(root)) if os.path.isdir(root) else ():
         releases = os.path.join(root, instance, "releases")
         for release in sorted(os.listdir(releases)) if os.path.isdir(releases) else ():
-            text = store.read_text(os.path.join(releases, release, "manifest.json"))
+            text = durable.read_text(os.path.join(releases, release, "manifest.json"))
             software = json.loads(text).get("software") if text else None
             if software and software["kind"] in ("image", "venv"):
                 found[key(software)] = software

@@ -5,71 +5,14 @@ rename).
 """
 
 import base64
-import hashlib
 import json
 import os
-import pwd
 import shutil
 
-from ops.remote import reserve
-from ops.remote.agent import VerbError
+from ops.remote import durable, reserve
+from ops.remote.refusal import VerbError
 
 LINKS = ("current", "last-good", "baseline", "pending")
-
-
-def fsync_dir(path):
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_atomic(path, data, mode=0o644, owner=None):
-    """Write `data` (bytes) so that a reader sees the old or the new file, also after a power cut.
-
-    owner: user whose file it becomes (and only then appears); None: ours.
-    """
-    folder = os.path.dirname(path)
-    temporary = os.path.join(folder, f".{os.path.basename(path)}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        os.fchmod(fd, mode)
-        if owner is not None:
-            os.fchown(fd, *_ids(owner))
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-    except OSError:
-        os.close(fd)
-        os.unlink(temporary)
-        raise
-    os.close(fd)
-    os.rename(temporary, path)
-    fsync_dir(folder)
-
-
-def _ids(user):
-    entry = pwd.getpwnam(user)
-    return entry.pw_uid, entry.pw_gid
-
-
-def read_text(path):
-    """The file's text, or None when there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def sha256(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def prepare(emit, *, instance_dir):
@@ -91,7 +34,7 @@ def stage(emit, *, instance_dir, release, files):
     if os.path.isdir(folder):
         drifted = [f for f in files if not _same(folder, f)]
         for file in drifted:
-            write_atomic(
+            durable.write_atomic(
                 os.path.join(folder, file["name"]), base64.b64decode(file["content"]), file["mode"], file.get("owner")
             )
         return {"changed": bool(drifted), "repaired": [f["name"] for f in drifted]}
@@ -100,19 +43,21 @@ def stage(emit, *, instance_dir, release, files):
     os.mkdir(temporary, 0o755)
     try:
         for file in files:
-            write_atomic(
+            durable.write_atomic(
                 os.path.join(temporary, file["name"]),
                 base64.b64decode(file["content"]),
                 file["mode"],
                 file.get("owner"),
             )
             if not _same(temporary, file):
-                raise VerbError(f"{file['name']} of {release} arrived with other contents than were sent")
+                raise VerbError(
+                    f"{file['name']} of {release} arrived with other contents than were sent", code="arrived-changed"
+                )
         os.rename(temporary, folder)
     except (OSError, VerbError):
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    fsync_dir(os.path.dirname(folder))
+    durable.fsync_dir(os.path.dirname(folder))
     return {"changed": True, "repaired": []}
 
 
@@ -121,9 +66,9 @@ def _same(folder, file):
     if not os.path.isfile(path):
         return False
     found = os.stat(path)
-    if file.get("owner") and found.st_uid != _ids(file["owner"])[0]:
+    if file.get("owner") and found.st_uid != durable.user_ids(file["owner"])[0]:
         return False
-    return sha256(path) == file["sha256"] and found.st_mode & 0o777 == file["mode"]
+    return durable.sha256(path) == file["sha256"] and found.st_mode & 0o777 == file["mode"]
 
 
 def verify(emit, *, instance_dir, release, hashes):
@@ -132,22 +77,22 @@ def verify(emit, *, instance_dir, release, hashes):
     drifted = []
     for name, expected in sorted(hashes.items()):
         path = os.path.join(folder, name)
-        if not os.path.isfile(path) or sha256(path) != expected:
+        if not os.path.isfile(path) or durable.sha256(path) != expected:
             drifted.append(name)
     return {"drifted": drifted}
 
 
 def manifest(emit, *, instance_dir, release):
     """The manifest of a release on the host: {"manifest": document or None}."""
-    text = read_text(os.path.join(instance_dir, "releases", release, "manifest.json"))
+    text = durable.read_text(os.path.join(instance_dir, "releases", release, "manifest.json"))
     return {"manifest": None if text is None else json.loads(text)}
 
 
 def remembered(emit, *, instance_dir):
     """What gates learned on this host: {"baseline": text of baseline.json or None, "expectations": {}}."""
-    expectations = read_text(os.path.join(instance_dir, "expectations.json"))
+    expectations = durable.read_text(os.path.join(instance_dir, "expectations.json"))
     return {
-        "baseline": read_text(os.path.join(instance_dir, "baseline.json")),
+        "baseline": durable.read_text(os.path.join(instance_dir, "baseline.json")),
         "expectations": json.loads(expectations) if expectations else {},
     }
 
@@ -155,11 +100,11 @@ def remembered(emit, *, instance_dir):
 def remember(emit, *, instance_dir, baseline, expectations):
     """Keep a baseline measurement (text; None: keep the old one) and add expectations."""
     if baseline is not None:
-        write_atomic(os.path.join(instance_dir, "baseline.json"), baseline.encode())
+        durable.write_atomic(os.path.join(instance_dir, "baseline.json"), baseline.encode())
     if expectations:
         known = remembered(emit, instance_dir=instance_dir)["expectations"]
         text = json.dumps({**known, **expectations}, indent=1, sort_keys=True)
-        write_atomic(os.path.join(instance_dir, "expectations.json"), text.encode())
+        durable.write_atomic(os.path.join(instance_dir, "expectations.json"), text.encode())
     return {}
 
 
@@ -182,13 +127,13 @@ def swap(instance_dir, link, release):
             os.unlink(path)
     else:
         if not os.path.isdir(os.path.join(instance_dir, "releases", release)):
-            raise VerbError(f"release {release} is not on the host")
+            raise VerbError(f"release {release} is not on the host", code="no-release")
         temporary = os.path.join(instance_dir, f".{link}.{os.getpid()}")
         if os.path.lexists(temporary):
             os.unlink(temporary)
         os.symlink(os.path.join("releases", release), temporary)
         os.rename(temporary, path)
-    fsync_dir(instance_dir)
+    durable.fsync_dir(instance_dir)
 
 
 def set_link(emit, *, instance_dir, link, release):

@@ -7,7 +7,7 @@ import socket
 import xmlrpc.client
 
 from ops.remote import processes, programs
-from ops.remote.agent import VerbError
+from ops.remote.refusal import VerbError
 
 _STATES = {  # supervisor.states.ProcessStates
     "STOPPED": "stopped",
@@ -51,14 +51,14 @@ class Supervisor:
     def _rpc(self, timeout_s=10.0):
         parser = configparser.RawConfigParser(inline_comment_prefixes=(";",))
         if not parser.read(self.conf):
-            raise VerbError(f"no supervisord configuration at {self.conf}")
+            raise VerbError(f"no supervisord configuration at {self.conf}", code="supervisor-missing")
         path = parser.get("unix_http_server", "file").replace("%(here)s", os.path.dirname(self.conf))
         try:
             transport = _UnixTransport(path, timeout_s)
             server = xmlrpc.client.ServerProxy("http://localhost", transport=transport)
             server.supervisor.getState()
         except OSError as error:
-            raise VerbError(f"supervisord does not answer on {path}: {error}") from error
+            raise VerbError(f"supervisord does not answer on {path}: {error}", code="supervisor-silent") from error
         return server.supervisor
 
     def _update(self, rpc, program):
@@ -123,7 +123,10 @@ class Supervisor:
     def arm(self, deadline_s):
         """The guard program reads the deadline itself; it must be running."""
         if self._rpc().getProcessInfo(self.guard)["statename"] not in ("RUNNING", "STARTING"):
-            raise VerbError("the guard program does not run under supervisord, so nobody would undo this release")
+            raise VerbError(
+                "the guard program does not run under supervisord, so nobody would undo this release",
+                code="guard-not-running",
+            )
 
     def disarm(self):
         """Nothing is left running: the guard follows the marker files."""

@@ -4,8 +4,8 @@ import filecmp
 import os
 import subprocess
 
-from ops.remote import containers, processes, store
-from ops.remote.agent import VerbError
+from ops.remote import containers, durable, processes
+from ops.remote.refusal import VerbError
 
 UNIT_DIR = "/etc/systemd/system"
 _STATES = {
@@ -26,7 +26,9 @@ def _systemctl(*argv, timeout_s=60.0, check=True):
         ["systemctl", "--no-ask-password", *argv], capture_output=True, text=True, timeout=timeout_s, check=False
     )
     if check and done.returncode != 0:
-        raise VerbError(f"systemctl {' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
+        raise VerbError(
+            f"systemctl {' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}", code="systemctl-failed"
+        )
     return done.stdout
 
 
@@ -77,10 +79,10 @@ class Supervisor:
         if before["NeedDaemonReload"] == "yes" or (changed and before["LoadState"] == "loaded"):
             endangered = containers.reload_danger(self.instance_dir)["containers"]
             if endangered:
-                raise VerbError(_danger_words(unit, endangered), containers=endangered)
+                raise VerbError(_danger_words(unit, endangered), code="gpu-containers", containers=endangered)
         if changed:
             with open(source, "rb") as file:
-                store.write_atomic(target, file.read())
+                durable.write_atomic(target, file.read())
         state = _show(unit, ("NeedDaemonReload", "UnitFileState"))
         reloaded = state["NeedDaemonReload"] == "yes"
         blind = []
@@ -127,7 +129,7 @@ class Supervisor:
             check=False,
         )
         if done.returncode != 0:
-            raise VerbError(f"the guard's timer could not be set: {done.stderr.strip()}")
+            raise VerbError(f"the guard's timer could not be set: {done.stderr.strip()}", code="systemctl-failed")
 
     def disarm(self):
         _systemctl("stop", f"{self.deadline}.timer", check=False)

@@ -14,8 +14,8 @@ import subprocess
 import time
 from contextlib import contextmanager
 
-from ops.remote import store
-from ops.remote.agent import VerbError
+from ops.remote import durable
+from ops.remote.refusal import VerbError
 
 COMPLETE = "ops-complete.json"
 _WHEELS = ".wheels"
@@ -35,10 +35,10 @@ def put(emit, *, folder, name, content, sha256):
     """Put a file of the stack itself (a wheel, a patch) beside the environment."""
     data = base64.b64decode(content)
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise VerbError(f"{name} arrived with other contents than were sent")
+        raise VerbError(f"{name} arrived with other contents than were sent", code="arrived-changed")
     place = os.path.join(folder, _WHEELS)
     os.makedirs(place, mode=0o755, exist_ok=True)
-    store.write_atomic(os.path.join(place, name), data)
+    durable.write_atomic(os.path.join(place, name), data)
     return {}
 
 
@@ -50,7 +50,7 @@ def install(emit, *, folder, lock, lock_sha256, python, patches, timeout_s):
     if os.path.exists(os.path.join(folder, COMPLETE)):
         return {"changed": False, "downloaded": 0, "python": os.path.join(folder, "bin", "python")}
     if hashlib.sha256(lock.encode()).hexdigest() != lock_sha256:
-        raise VerbError("the lock arrived with other contents than were sent")
+        raise VerbError("the lock arrived with other contents than were sent", code="arrived-changed")
     packages = json.loads(lock)["packages"]
     deadline = time.monotonic() + timeout_s
     os.makedirs(os.path.join(folder, _WHEELS), mode=0o755, exist_ok=True)
@@ -61,14 +61,14 @@ def install(emit, *, folder, lock, lock_sha256, python, patches, timeout_s):
         downloaded = _download(emit, folder, interpreter, packages, held, deadline)
         _install(emit, folder, interpreter, packages, held, deadline)
         _patch(folder, interpreter, patches, held)
-        store.write_atomic(os.path.join(folder, "stack.lock"), lock.encode())
+        durable.write_atomic(os.path.join(folder, "stack.lock"), lock.encode())
     return {"changed": True, "downloaded": downloaded, "python": interpreter}
 
 
 def complete(emit, *, folder, proof):
     """The environment was proven: from now on it is whole. What was only needed to make it goes."""
     shutil.rmtree(os.path.join(folder, _WHEELS), ignore_errors=True)
-    store.write_atomic(os.path.join(folder, COMPLETE), json.dumps({"at": time.time(), **proof}, indent=1).encode())
+    durable.write_atomic(os.path.join(folder, COMPLETE), json.dumps({"at": time.time(), **proof}, indent=1).encode())
     return {}
 
 
@@ -81,7 +81,7 @@ def _alone(emit, folder, deadline):
         told = False
         while not _locked(fd):
             if time.monotonic() > deadline:
-                raise VerbError(f"another run is still installing into {folder}")
+                raise VerbError(f"another run is still installing into {folder}", code="unfinished-install")
             if not told:
                 emit({"say": f"waiting: another run is installing into {folder}"})
                 told = True
@@ -107,7 +107,9 @@ def _environment(emit, folder, version, held):
     if program is None and _version("python3") == version:
         program = shutil.which("python3")
     if program is None:
-        raise VerbError(f"there is no python{version} on this host (PATH {os.environ.get('PATH', '')})")
+        raise VerbError(
+            f"there is no python{version} on this host (PATH {os.environ.get('PATH', '')})", code="python-missing"
+        )
     emit({"say": f"making {folder} with {program}"})
     _run([program, "-m", "venv", "--clear", "--without-pip", folder + ".new"], held)
     # `venv --clear` would take the wheels that are here already, so it is made beside and moved in.
@@ -155,15 +157,15 @@ def _run(words, held, timeout_s=_SHORT_S):
             pass_fds=(held,),
         )
     except subprocess.TimeoutExpired:
-        raise VerbError(f"`{' '.join(words[:4])}` did not end in time") from None
+        raise VerbError(f"`{' '.join(words[:4])}` did not end in time", code="command-timeout") from None
     if done.returncode != 0:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise VerbError(f"`{' '.join(words[:4])}` failed: " + " / ".join(lines[-6:])[-1500:])
+        raise VerbError(f"`{' '.join(words[:4])}` failed: " + " / ".join(lines[-6:])[-1500:], code="command-failed")
     return done.stdout
 
 
 def _whole(path, package):
-    return os.path.isfile(path) and store.sha256(path) == package["sha256"]
+    return os.path.isfile(path) and durable.sha256(path) == package["sha256"]
 
 
 def _download(emit, folder, interpreter, packages, held, deadline):
@@ -178,7 +180,7 @@ def _download(emit, folder, interpreter, packages, held, deadline):
             if os.path.exists(os.path.join(place, package["file"])):
                 os.unlink(os.path.join(place, package["file"]))  # half a file of a run that broke off
         listing = os.path.join(place, "some.txt")
-        store.write_atomic(listing, _requirements(some).encode())
+        durable.write_atomic(listing, _requirements(some).encode())
         size = sum(p["size"] or 0 for p in some) / 1e6
         names = ", ".join(p["name"] for p in some)
         emit({"say": f"fetching {start + len(some)} of {len(missing)}: {names} ({size:.0f} MB)"})
@@ -187,7 +189,7 @@ def _download(emit, folder, interpreter, packages, held, deadline):
         _run(words, held, deadline - time.monotonic())
     for package in missing:
         if not _whole(os.path.join(place, package["file"]), package):
-            raise VerbError(f"{package['file']} did not arrive as it is locked")
+            raise VerbError(f"{package['file']} did not arrive as it is locked", code="arrived-changed")
     return len(missing)
 
 
@@ -198,7 +200,7 @@ def _requirements(packages):
 def _install(emit, folder, interpreter, packages, held, deadline):
     place = os.path.join(folder, _WHEELS)
     listing = os.path.join(place, "all.txt")
-    store.write_atomic(listing, _requirements(packages).encode())
+    durable.write_atomic(listing, _requirements(packages).encode())
     emit({"say": f"installing {len(packages)} packages"})
     words = [interpreter, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     words += ["--no-index", "--find-links", place, "--force-reinstall", "--require-hashes", "--requirement", listing]

@@ -11,7 +11,7 @@ import pytest
 
 from ops.model.inventory import HostSpec
 from ops.remote import containers, machine, models, peek, systemd
-from ops.remote.agent import VerbError
+from ops.remote.refusal import VerbError
 from ops.run import LOOK_S, WEIGHTS_S, observe
 
 
@@ -81,7 +81,7 @@ class Folder:
         (path / "config.json").write_text("{}")
         for name in "abc":
             (path / f"{name}.safetensors").write_text(name)
-        digest = models.store.sha256
+        digest = models.durable.sha256
 
         def sha256(file: str) -> str:
             name = Path(file).stem
@@ -91,7 +91,7 @@ class Folder:
                 self.read.append(name)
             return str(digest(file))
 
-        monkeypatch.setattr(models.store, "sha256", sha256)
+        monkeypatch.setattr(models.durable, "sha256", sha256)
         monkeypatch.setattr(models, "_read_here", {})
 
     def look(self, instance: Path) -> Any:

@@ -2,6 +2,7 @@
 own one host, a repeated request is written twice, or a full disk forbids the way back."""
 
 import errno
+import fcntl
 import json
 import os
 import threading
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ops.remote import journal, lock, reserve, store
-from ops.remote.agent import VerbError
+from ops.remote import durable, journal, lock, reserve, store
+from ops.remote.refusal import VerbError
 
 
 def emit(event: Any) -> None:
@@ -194,7 +195,7 @@ def test_a_link_never_names_what_is_not_there(instance: str) -> None:
 
 def test_a_reader_sees_the_old_file_or_the_new_one(instance: str) -> None:
     path = Path(instance, "guard", "armed")
-    store.write_atomic(str(path), b"A" * 100_000)
+    durable.write_atomic(str(path), b"A" * 100_000)
     old, new = (100_000, b"A", b"A"), (100_000, b"B", b"B")
     seen, done = set(), threading.Event()
 
@@ -207,7 +208,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one(instance: str) -> None:
     reader.start()
     n = 0
     while reader.is_alive() and (n < 60 or len(seen) < 2):
-        store.write_atomic(str(path), (b"A", b"B")[n % 2] * 100_000)
+        durable.write_atomic(str(path), (b"A", b"B")[n % 2] * 100_000)
         n += 1
     done.set()
     reader.join()
@@ -218,3 +219,50 @@ def test_the_journal_is_json_lines_that_any_tool_reads(instance: str) -> None:
     journal.write(instance, {"run": "r1", "event": "restored", "reason": 'a "quoted" word'})
     line = Path(journal.path_of(instance)).read_text().splitlines()[0]
     assert json.loads(line)["reason"] == 'a "quoted" word'
+
+
+def test_a_lock_that_is_given_back_while_it_is_asked_for_is_taken(
+    instance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock.acquire(emit, instance_dir=instance, owner=owner("r1"))
+    look = lock.read
+
+    def and_then_it_is_free(folder: str) -> Any:
+        Path(lock.path_of(folder)).unlink(missing_ok=True)
+        return look(folder)
+
+    monkeypatch.setattr(lock, "read", and_then_it_is_free)
+    found = lock.acquire(emit, instance_dir=instance, owner=owner("r2"))
+    assert found["acquired"] and found["holder"]["run"] == "r2"
+
+
+def test_the_lock_is_not_given_back_over_the_head_of_who_takes_it_over(instance: str) -> None:
+    """Between the look and the removal the lock may have become another run's."""
+    lock.acquire(emit, instance_dir=instance, owner=owner("r1"))
+    with Path(lock.path_of(instance) + ".mutex").open("w") as mutex:
+        fcntl.flock(mutex, fcntl.LOCK_EX)  # as `take_over` holds it
+        giving = threading.Thread(target=lock.release, args=(emit,), kwargs={"instance_dir": instance, "run": "r1"})
+        giving.start()
+        giving.join(0.3)
+        Path(lock.path_of(instance)).write_text(json.dumps(owner("r2")))
+    giving.join(10)
+    assert lock.read(instance)["run"] == "r2"
+
+
+def test_a_lock_of_a_newer_ops_is_refused_in_one_sentence(instance: str) -> None:
+    Path(lock.path_of(instance)).write_text(json.dumps({"schema": 2, "holder": {"id": "r1"}}))
+    with pytest.raises(VerbError, match=r"/lock has version 2, and this ops reads 1: a newer ops wrote it") as refused:
+        lock.take_over(emit, instance_dir=instance, dead_run="r1", owner=owner("r2"))
+    assert refused.value.code == "newer-version"
+
+
+@pytest.mark.parametrize("version", [{}, {"schema": 1}, {"schema": "1.4"}])
+def test_a_lock_with_keys_that_nobody_here_knows_is_read(instance: str, version: dict[str, Any]) -> None:
+    Path(lock.path_of(instance)).write_text(json.dumps({**version, **owner("r1"), "colour": "blue"}))
+    assert lock.read(instance)["colour"] == "blue"
+    assert lock.release(emit, instance_dir=instance, run="r1") == {"released": True}
+
+
+def test_the_lock_says_its_version(instance: str) -> None:
+    lock.acquire(emit, instance_dir=instance, owner=owner("r1"))
+    assert json.loads(Path(lock.path_of(instance)).read_text())["schema"] == 1

@@ -25,7 +25,7 @@ from ops.model.inventory import HostSpec
 from ops.model.profile import Profile
 from ops.model.stack import LockedPackage, Stack, StackLock
 from ops.model.verdict import Outcome, Question, Verdict
-from ops.remote import stack, stack_probe, store
+from ops.remote import durable, stack, stack_probe
 from ops.render import argv
 from ops.stacks import proof
 from ops.stacks.lock import lock_bytes, need_lock
@@ -163,7 +163,7 @@ def test_the_probe_runs_as_one_file_in_a_foreign_python_and_knows_its_own_lock(t
     lock = {"packages": [{"name": "no-such-package", "version": "1.0", "record": None}], "patches": []}
     file = tmp_path / "stack.lock"
     file.write_text(json.dumps(lock))
-    digest = store.sha256(str(file))
+    digest = durable.sha256(str(file))
 
     def ask(sha256: str) -> Any:
         request = json.dumps({"lock_file": str(file), "lock_sha256": sha256, "deep": False})

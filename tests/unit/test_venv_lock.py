@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ops.remote import venv
-from ops.remote.agent import VerbError
+from ops.remote.refusal import VerbError
 
 AGENT = """
 import sys, time
