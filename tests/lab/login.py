@@ -28,9 +28,9 @@ class Login:
         return (
             *("-F", "/dev/null", "-i", str(self.key), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"),
             *("-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "GlobalKnownHostsFile=/dev/null"),
-            *("-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=5", "-o", "LogLevel=ERROR"),
-            # A host that loses its power does not say goodbye.
-            *("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2"),
+            *("-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=20", "-o", "LogLevel=ERROR"),
+            # A host that loses its power does not say goodbye; an emulated processor under load is silent for seconds.
+            *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
         )
 
     def argv(self, command: Sequence[str]) -> list[str]:
